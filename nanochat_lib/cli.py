@@ -1,0 +1,235 @@
+"""`nanochat …`: which command calls what. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from nanochat_lib import __version__
+from nanochat_lib.errors import UserError
+
+DEFAULT_PRESET = "cpu"
+
+
+def _open_run(args: argparse.Namespace) -> object:
+    from nanochat_lib.pipeline import default_run_dir, open_run
+
+    config = run_config(args)
+    return open_run(args.run_dir or default_run_dir(config), config)
+
+
+def run(args: argparse.Namespace) -> None:
+    from nanochat_lib.capstone import run_capstone
+    from nanochat_lib.pipeline import default_run_dir
+
+    config = run_config(args)
+    run_capstone(config, args.run_dir or default_run_dir(config))
+
+
+def presets(args: argparse.Namespace) -> None:
+    from nanochat_lib.doctor import print_presets
+
+    print_presets(args.name, args.json)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from nanochat_lib.doctor import print_diagnosis
+
+    return print_diagnosis(DEFAULT_PRESET, args.json)
+
+
+def tokenizer(args: argparse.Namespace) -> None:
+    _open_run(args).tokenizer()
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    _open_run(args).pretrain()
+
+
+def sft(args: argparse.Namespace) -> None:
+    _open_run(args).sft()
+
+
+def rl(args: argparse.Namespace) -> None:
+    _open_run(args).rl()
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    opened = _open_run(args)
+    if args.stage in ("base", "all"):
+        opened.eval_base()
+    if args.stage in ("chat", "all"):
+        opened.eval_chat()
+
+
+def report(args: argparse.Namespace) -> None:
+    _open_run(args).report()
+
+
+def chat(args: argparse.Namespace) -> None:
+    from nanochat_lib.pipeline import open_chat
+
+    open_chat(
+        args.run_dir,
+        stage=args.stage,
+        prompt=args.prompt,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+    )
+
+
+def course(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.build import build
+
+    for path in build(check=args.check):
+        print(f"wrote {path}")
+
+
+def run_config(args: argparse.Namespace) -> object:
+    """The RunConfig: `--preset`, else what the folder `--run-dir` was started with, else the default; options win."""
+    from nanochat_lib.presets import from_dict, override, preset
+    from nanochat_lib.storage import read_json
+
+    saved = Path(args.run_dir or "") / "config.json"
+    resume = args.preset is None and args.run_dir and saved.exists()
+    base = from_dict(read_json(saved)) if resume else preset(args.preset or DEFAULT_PRESET)
+    changes: dict[str, object] = {}
+    for setting in args.set:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"setting {setting!r} has no value; write it as name=value, e.g. -s pretrain.steps=100")
+        changes[name.strip()] = value.strip()
+    if args.seed is not None:
+        changes["seed"] = args.seed
+    if args.corpus is not None:
+        changes["data.corpus"] = args.corpus
+    return override(base, changes)
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", metavar="NAME", help="start from this preset (`nanochat presets` lists them)")
+    parser.add_argument("--run-dir", metavar="DIR", help="the run's folder (default: in runs/, named after the preset)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of data, weights and sampling")
+    parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet or folder")
+    parser.add_argument(
+        "-s", "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="change one setting of the preset; may be repeated",
+    )  # fmt: skip
+
+
+def _eval_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
+
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    default = f"runs/{DEFAULT_PRESET}"
+    parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
+    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and stop")
+    parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="0 = always the likeliest token")
+    parser.add_argument("--top-k", type=int, default=50, metavar="N", help="sample among the N likeliest tokens")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
+
+
+def _presets_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show every setting of this preset")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _course_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("build",), help="build the chapters from solutions/")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
+
+
+Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
+COMMANDS: dict[str, Command] = {
+    "run": (run, _run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
+    "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
+    "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
+    "tokenizer": (tokenizer, _run_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
+    "pretrain": (pretrain, _run_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
+    "sft": (sft, _run_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
+    "rl": (rl, _run_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
+    "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
+    "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
+    "report": (report, _run_options, "write the run's report", "nanochat report --run-dir runs/mine"),
+    "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: object) -> None:
+        wide = lambda prog: argparse.HelpFormatter(prog, max_help_position=36)  # noqa: E731
+        super().__init__(allow_abbrev=False, formatter_class=wide, **options)
+
+    def error(self, message: str) -> None:
+        self.exit(2, f"nanochat: {message}; `{self.prog} --help` explains\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+    parser = _Parser(
+        prog="nanochat", parents=[shared], epilog="example: nanochat run --preset cpu",
+        description="Train a small ChatGPT from raw text, look at every stage, and talk to it.",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"nanochat {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND [options]", required=True, parser_class=_Parser)
+    for name, (function, add_options, about, example) in COMMANDS.items():
+        sub = subparsers.add_parser(
+            name, parents=[shared], help=about, description=about.capitalize() + ".", epilog=f"example: {example}"
+        )  # fmt: skip
+        add_options(sub)
+        sub.set_defaults(function=function)
+    return parser
+
+
+FIXES = {
+    errno.ENOSPC: "free some space or choose another --run-dir",
+    errno.EDQUOT: "free some of your quota or choose another --run-dir",
+    errno.EROFS: "choose a --run-dir that can be written",
+    errno.EACCES: "choose a --run-dir that you may write, or change the permissions",
+    errno.ENOENT: "check the path",
+}
+
+
+def explain(error: Exception) -> str:
+    """One line for an error that is not a UserError."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    if isinstance(error, OSError) and error.errno in FIXES:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}; {FIXES[error.errno]}"
+    return f"{type(error).__name__}: {first}; --debug shows where"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command. Exit codes: 0 success, 1 failure, 2 a mistake in the input, 130 stopped by Ctrl-C."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.function(args) or 0
+    except KeyboardInterrupt:
+        print("\nnanochat: stopped; the same command continues a run where it stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away (`nanochat presets | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if getattr(args, "debug", False):
+            traceback.print_exc()
+        mistake = isinstance(error, UserError)
+        print(f"nanochat: {error if mistake else explain(error)}", file=sys.stderr)
+        return 2 if mistake else 1

@@ -1,0 +1,239 @@
+"""`nanochat doctor`: what this machine is, which presets fit on it, and the command that mends what is wrong."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from nanochat_lib import hardware
+from nanochat_lib.hardware import GIB, Machine
+from nanochat_lib.presets import PRESETS, RunConfig, flatten, preset, to_dict
+from nanochat_lib.sizing import count_params
+
+NEEDED = (
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "rustbpe", "tiktoken", "torch",
+    "matplotlib", "papermill", "ipykernel", "jupyterlab", "jupytext", "ipywidgets",
+)  # fmt: skip
+PLUGINS = (
+    "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "libtpu", "libtpu-nightly",
+)  # fmt: skip
+REBUILD = "bash scripts/setup.sh --rebuild"
+DISK_NEEDED = 2 * GIB  # a CPU run writes far less; checkpoints of large presets need more
+HOST_BASE = 3 * GIB // 2  # Python, JAX, its compiler, the corpus
+LIBTPU_LOCK = "/tmp/libtpu_lockfile"
+PCI = "/sys/bus/pci/devices/*"
+GOOGLE = "0x1ae0"
+TPU_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2-3, v4, v5p, v5e, v6e, 7x
+NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong and the command that mends it. `fatal`: nothing can run before it is mended."""
+
+    what: str
+    fix: str
+    fatal: bool = False
+
+
+def versions() -> dict[str, str | None]:
+    """Installed version of every package a run needs (None: missing) and of the accelerator plugins that are there."""
+    found: dict[str, str | None] = {}
+    for name in NEEDED + PLUGINS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name in NEEDED:
+                found[name] = None
+    return found
+
+
+def _wanted_libtpu() -> str | None:
+    """The libtpu versions this JAX was built for, as its own metadata says ("0.0.42.*")."""
+    try:
+        lines = metadata.requires("jax") or []
+    except metadata.PackageNotFoundError:
+        return None
+    found = [re.match(r"libtpu==([^;]+);.*tpu", line) for line in lines]
+    return next((match.group(1).strip() for match in found if match), None)
+
+
+def package_problems(found: dict[str, str | None], wanted_libtpu: str | None) -> list[Problem]:
+    """Missing packages, and parts of JAX that are not of one version: a mix crashes far from its cause."""
+    problems = []
+    if missing := [name for name in NEEDED if found.get(name) is None]:
+        problems.append(Problem(f"not installed: {', '.join(missing)}", REBUILD, fatal=True))
+    jax = found.get("jax")
+    for name in ("jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt"):
+        if jax and found.get(name) and found[name].split("+")[0] != jax:
+            what = f"{name} {found[name]} beside jax {jax}: they must be of one version"
+            problems.append(Problem(what, REBUILD, fatal=True))
+    if "jax-cuda12-plugin" in found and "jax-cuda13-plugin" in found:
+        problems.append(Problem("the CUDA 12 and the CUDA 13 plugin are both installed", REBUILD, fatal=True))
+    if "libtpu" in found and "libtpu-nightly" in found:
+        problems.append(Problem("libtpu and libtpu-nightly are both installed", REBUILD, fatal=True))
+    elif wanted_libtpu and found.get("libtpu"):
+        if not (found["libtpu"] + ".").startswith(wanted_libtpu.removesuffix(".*") + "."):
+            what = f"libtpu {found['libtpu']} beside jax {jax}, which wants {wanted_libtpu}"
+            problems.append(Problem(what, REBUILD, fatal=True))
+    return problems
+
+
+def nvidia_driver() -> int | None:
+    """Major version of the loaded NVIDIA driver; None without one, 0 when it does not say."""
+    if not os.path.exists(NVIDIA_DRIVER):
+        return 0 if shutil.which("nvidia-smi") else None
+    with open(NVIDIA_DRIVER, encoding="utf-8", errors="replace") as file:
+        found = re.search(r"Kernel Module[^\n]*?\s(\d+)\.\d+", file.read())
+    return int(found.group(1)) if found else 0
+
+
+def tpu_chips() -> int:
+    """TPU chips on this machine's PCI bus, whether JAX sees them or not."""
+
+    def read(folder: str, name: str) -> str:
+        try:
+            return Path(folder, name).read_text(encoding="ascii", errors="replace").strip()
+        except OSError:
+            return ""
+
+    return sum(read(d, "vendor") == GOOGLE and read(d, "device") in TPU_DEVICES for d in glob.glob(PCI))
+
+
+def accelerator_problems(machine: Machine, found: dict[str, str | None]) -> list[Problem]:
+    """An accelerator that is there while JAX computes on the CPU, with the way out."""
+    if machine.backend != "cpu":
+        return []
+    driver, chips = nvidia_driver(), tpu_chips()
+    if driver is None and not chips:
+        return []
+    what = "a TPU" if chips else "an NVIDIA GPU"
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and not {"tpu", "cuda", "gpu"} & set(platforms.split(",")):
+        return [Problem(f"{what} is there, but JAX_PLATFORMS={platforms} keeps JAX off it", "unset JAX_PLATFORMS")]
+    if chips and "libtpu" not in found:
+        return [Problem(f"{what} is there, but JAX computes on the CPU", "NANOCHAT_EXTRAS=tpu bash scripts/setup.sh")]
+    if chips:
+        fix = f"end the other program that uses it, then: sudo rm -f {LIBTPU_LOCK}"
+        held = f"{LIBTPU_LOCK} says it is in use" if os.path.exists(LIBTPU_LOCK) else "another program may hold it"
+        return [Problem(f"{what} is there, but JAX computes on the CPU ({held})", fix)]
+    if not any(name.startswith("jax-cuda") for name in found):
+        extra = "cuda13" if driver >= 580 else "cuda12"
+        fix = f"NANOCHAT_EXTRAS={extra} bash scripts/setup.sh"
+        return [Problem(f"{what} is there, but JAX computes on the CPU", fix)]
+    return [Problem(f"{what} and JAX's CUDA plugin are there, but JAX computes on the CPU", "nvidia-smi")]
+
+
+def estimate_bytes(config: RunConfig) -> int:
+    """Rough peak memory of one device in training (of the process, on a CPU), without sharding or recomputation.
+
+    State: 16 bytes a parameter (float32 weight, gradient, two moments). Activations: about 20 vectors of width C that
+    each token and layer keep for the backward pass. Logits and their gradient in float32 beside the compute dtype's.
+    """
+    gpt, cpu = config.gpt_config(), config.target.kind == "cpu"
+    width = 4 if cpu or config.model.dtype == "float32" else 2
+    tokens = config.pretrain.device_rows * gpt.sequence_len
+    state = 16 * count_params(gpt)["total"]
+    activations = tokens * gpt.n_layer * gpt.n_embd * 20 * width
+    logits = tokens * gpt.padded_vocab_size * (4 + 4 + width)
+    scores = 2 * 4 * tokens * gpt.n_head * gpt.sequence_len if cpu else 0  # kept per layer's backward, one at a time
+    return state + activations + logits + scores + (HOST_BASE if cpu else 0)
+
+
+def misfit(config: RunConfig, machine: Machine) -> str | None:
+    """Why the preset does not fit on this machine; None when it does."""
+    need, target = estimate_bytes(config), config.target
+    if target.kind == "cpu":
+        have = machine.memory_free_bytes
+        return None if have is None or have >= need else f"{have / GIB:.1f} GiB of memory are free"
+    if machine.backend != target.kind:
+        return f"no {target.kind.upper()} here"
+    if machine.devices < target.devices:
+        return f"{machine.devices} of {target.devices} devices here"
+    have = machine.device_memory_bytes
+    return None if have is None or have >= need else f"a device has {have / GIB:.0f} GiB"
+
+
+def diagnose(default: str, path: str = ".") -> dict:
+    """Everything `nanochat doctor` prints, as plain data; `ok` when the preset `default` can run."""
+    found = versions()
+    problems = package_problems(found, _wanted_libtpu())
+    try:
+        machine = hardware.machine(path)
+    except Exception as error:  # whatever a broken installation or a busy accelerator raises
+        machine = hardware.machine(path, accelerators=False)
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        problems.append(Problem(f"JAX does not start: {first}", REBUILD, fatal=True))
+    problems += accelerator_problems(machine, found)
+    if machine.disk_free_bytes < DISK_NEEDED:
+        what = f"{machine.disk_free_bytes / GIB:.1f} GiB of disk are free, a run wants {DISK_NEEDED / GIB:.0f}"
+        problems.append(Problem(what, "free some space, or use --run-dir on another disk", fatal=True))
+    fits = {}
+    for name, config in PRESETS.items():
+        reason = misfit(config, machine)
+        fits[name] = {"fits": reason is None, "reason": reason, "estimated_bytes": estimate_bytes(config)}
+    if not fits[default]["fits"]:
+        what = f"the preset {default} does not fit: {fits[default]['reason']}"
+        problems.append(Problem(what, "close other programs, or: bash scripts/capstone.sh cpu-smoke", fatal=True))
+    return {
+        "ok": not any(problem.fatal for problem in problems),
+        "machine": machine.to_dict(),
+        "versions": found,
+        "presets": fits,
+        "problems": [{"what": p.what, "fix": p.fix} for p in problems],
+    }
+
+
+def print_diagnosis(default: str, as_json: bool = False) -> int:
+    """Prints the diagnosis; 0 when the preset `default` can run, else 1."""
+    result = diagnose(default)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return 0 if result["ok"] else 1
+    host = result["machine"]
+    memory = "unknown"
+    if host["memory_bytes"]:
+        memory = f"{host['memory_free_bytes'] / GIB:.1f} GiB free of {host['memory_bytes'] / GIB:.1f}"
+    print(f"machine   {host['system']}, Python {host['python']}")
+    print(f"cpu       {host['cpu']}, {host['cores']} cores")
+    print(f"memory    {memory}")
+    print(f"disk      {host['disk_free_bytes'] / GIB:.1f} GiB free")
+    print(f"devices   {host['devices']} × {host['device_kind']} ({host['backend']})")
+    print("packages  " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in result["versions"].items()))
+    print("\npreset             fits  estimated memory")
+    for name, fit in result["presets"].items():
+        verdict = "yes" if fit["fits"] else "no "
+        print(f"{name:18} {verdict:4} {fit['estimated_bytes'] / GIB:8.1f} GiB     {fit['reason'] or ''}".rstrip())
+    for problem in result["problems"]:
+        print(f"\nproblem: {problem['what']}\n    fix: {problem['fix']}")
+    print(f"\nready: bash scripts/capstone.sh {default}" if result["ok"] else "\nnot ready")
+    return 0 if result["ok"] else 1
+
+
+def print_presets(name: str | None = None, as_json: bool = False) -> None:
+    """All presets as a table, or every setting of one (the names for `-s name=value`) and what follows from it."""
+    if name is None:
+        if as_json:
+            print(json.dumps({key: to_dict(config) for key, config in PRESETS.items()}, indent=2))
+            return
+        for key, config in PRESETS.items():
+            total = count_params(config.gpt_config())["total"]
+            size = f"{total / 1e9:.2f}B" if total >= 1e9 else f"{total / 1e6:.1f}M"
+            print(f"{key:16} {size:>7} parameters  {estimate_bytes(config) / GIB:6.1f} GiB  {config.about}")
+        return
+    config = preset(name)
+    if as_json:
+        print(json.dumps(to_dict(config), indent=2))
+        return
+    for key, value in flatten(config).items():
+        print(f"{key} = {value}")
+    gpt, plan = config.gpt_config(), config.horizon()
+    print(f"\n{count_params(gpt)['total']:,} parameters: {gpt.n_layer} layers of {gpt.n_embd}, {gpt.n_head} heads")
+    total = plan.steps * plan.batch_tokens
+    print(f"pretraining: {plan.steps:,} steps of {plan.batch_tokens:,} tokens = {total:,} tokens")

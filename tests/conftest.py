@@ -1,0 +1,13 @@
+"""What every test starts from: the CPU, no display, no leftovers of an outer run."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests' tolerances are a CPU's; set it to try them elsewhere
+os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
+
+from hypothesis import HealthCheck, settings
+
+# A busy machine is not a failure.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")

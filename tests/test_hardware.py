@@ -1,0 +1,319 @@
+"""The chip table, MFU, dtype policy, and what the doctor makes of a machine."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from nanochat_lib import doctor, hardware
+from nanochat_lib.errors import UserError
+from nanochat_lib.hardware import CHIPS, GIB, Machine, compute_dtype, cpu_chip, find_chip, mfu
+from nanochat_lib.presets import PRESETS, preset
+from nanochat_lib.sizing import GPTConfig, flops_per_token
+
+PEAKS = {  # device name as drivers and JAX print it -> dense bfloat16 FLOP/s of the vendor's sheet
+    "NVIDIA GB200": 2.5e15,
+    "NVIDIA B200": 2.25e15,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 836e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H800": 756e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A800-SXM4-80GB": 312e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA A30": 165e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L4": 121e12,
+    "AMD Instinct MI300X": 1.3074e15,
+    "AMD Instinct MI250X": 383e12,
+    "AMD Instinct MI250": 362.1e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+UNKNOWN = [
+    "cpu", "", "Apple M3 Max", "NVIDIA L40", "NVIDIA RTX A4000", "NVIDIA RTX A3000", "NVIDIA B300", "NVIDIA GB300",
+    "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", "TPU v3", "TPU7x", "a1000", "NVIDIA H1000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_known_devices_have_the_vendors_peak(name: str) -> None:
+    for spelled in (name, name.lower(), name.upper()):
+        assert find_chip(spelled).peak["bfloat16"] == PEAKS[name]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_device_has_no_peak_rather_than_a_relatives(name: str) -> None:
+    assert find_chip(name) is None
+
+
+def test_every_row_is_reachable_and_sane() -> None:
+    for chip in CHIPS:
+        for words in chip.match:
+            assert find_chip(words) is chip  # no earlier row hides it
+        assert 5e13 < chip.peak["bfloat16"] < 1e16 and 2e11 < chip.bandwidth < 1e13
+        assert all(peak > 1.5 * chip.peak["bfloat16"] for dtype, peak in chip.peak.items() if dtype != "bfloat16")
+        assert 16 * GIB <= chip.hbm_bytes < 300 * GIB
+        assert (chip.matrix_unit in (128, 256)) == (chip.kind == "tpu")
+    assert len({chip.name for chip in CHIPS}) == len(CHIPS)
+
+
+def test_the_presets_chips_are_in_the_table() -> None:
+    assert {c.target.chip for c in PRESETS.values()} - {"any"} <= {chip.name for chip in CHIPS}
+
+
+def test_mfu_by_hand() -> None:
+    chip = find_chip("NVIDIA A100-SXM4-80GB")
+    # 8 devices, 4 micro-batches of 16 rows × 1024 tokens each, 0.5 s a step, 1e9 FLOPs a token.
+    tokens_per_s = 8 * 4 * 16 * 1024 / 0.5
+    assert mfu(1e9, tokens_per_s, 8, chip) == pytest.approx(1048576 * 1e9 / (8 * 312e12))
+
+
+def test_mfu_is_per_device() -> None:
+    """Twice the devices at twice the tokens: the same share of the same peak."""
+    chip = find_chip("TPU v6 lite")
+    one = mfu(8e8, 200_000, 1, chip)
+    assert one == pytest.approx(mfu(8e8, 400_000, 2, chip)) and 0 < one < 1
+    assert mfu(8e8, 400_000, 1, chip) == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("rate", "devices", "name"),
+    [(1e5, 1, "cpu"), (1e5, 1, "TPU v9"), (0.0, 1, "TPU v4"), (float("nan"), 1, "TPU v4"), (1e5, 0, "TPU v4")],
+)
+def test_mfu_is_none_where_it_would_be_nonsense(rate: float, devices: int, name: str) -> None:
+    assert mfu(1e9, rate, devices, find_chip(name)) is None
+
+
+def test_mfu_above_one_is_no_figure() -> None:
+    chip = find_chip("TPU v4")
+    assert mfu(1e9, 275e12 / 1e9, 1, chip) == 1.0
+    assert mfu(1e9, 1.04 * 275e12 / 1e9, 1, chip) is None
+
+
+def test_mfu_of_a_cpu_is_its_share_of_the_measured_peak() -> None:
+    chip = cpu_chip()
+    assert chip.measured and 1e8 < chip.peak["float32"] < 1e14
+    assert chip is not cpu_chip() and chip == cpu_chip()  # measured once per process
+    rate = 0.25 * chip.peak["float32"] / 1e9
+    assert mfu(1e9, rate, 1, chip) == pytest.approx(0.25)
+    assert mfu(1e9, rate, 8, chip) == pytest.approx(0.25)  # eight pretended devices are still one CPU
+
+
+def test_flops_per_token_by_hand() -> None:
+    """One layer, C 32, 2 heads, V 64, T 16: each weight is one multiplication and one addition, three times over."""
+    config = GPTConfig(sequence_len=16, vocab_size=64, n_layer=1, n_head=2, n_kv_head=2, n_embd=32, window_pattern="L")
+    c, v, t = 32, 64, 16
+    forward = 2 * (4 * c * c + 8 * c * c + 12 * 2 + c * v + 24)  # attention, MLP, value gate, head, smear gate
+    forward += 2 * 2 * c * t  # q·k and scores·v over 16 visible keys
+    assert flops_per_token(config) == 3 * forward
+
+
+def test_flops_per_token_agrees_with_xla() -> None:
+    """XLA counts the compiled forward pass; norms, softmax and the causal mask's half explain the rest (< 15 %)."""
+    import jax
+    import jax.numpy as jnp
+
+    from nanochat_lib import gpt
+
+    config = GPTConfig(
+        sequence_len=64, vocab_size=512, n_layer=2, n_head=2, n_kv_head=2, n_embd=128, window_pattern="L"
+    )
+    params = gpt.init_params(config, jax.random.key(0))
+    lowered = jax.jit(lambda p, x: gpt.apply(config, p, x)).lower(params, jnp.zeros((1, 64), jnp.int32))
+    counted = lowered.compile().cost_analysis()["flops"] / 64
+    assert counted == pytest.approx(flops_per_token(config) / 3, rel=0.15)
+
+
+def test_dtype_policy() -> None:
+    assert compute_dtype("auto", "cpu") == "float32"
+    assert compute_dtype("auto", "gpu") == compute_dtype("auto", "tpu") == "bfloat16"
+    assert compute_dtype("bfloat16", "cpu") == "bfloat16" and compute_dtype("float32", "tpu") == "float32"
+    with pytest.raises(UserError, match=r"float16.*auto, float32 or bfloat16"):
+        compute_dtype("float16", "gpu")
+
+
+def test_machine_tells_what_is_here(tmp_path, monkeypatch) -> None:
+    found = hardware.machine(str(tmp_path))
+    assert found.cores >= 1 and found.disk_free_bytes > 0 and found.memory_bytes >= found.memory_free_bytes > 0
+    assert found.backend == "cpu" and found.usd_hour is None and found.peak == {}
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+    assert found.cpu in found.line() and "\n" not in found.line()
+
+
+def test_a_containers_limits_count(monkeypatch) -> None:
+    files = {
+        "/sys/fs/cgroup/memory.max": f"{64 * 2**20}\n",
+        "/sys/fs/cgroup/memory.current": f"{14 * 2**20}\n",
+        "/sys/fs/cgroup/cpu.max": "100000 100000\n",
+    }
+    monkeypatch.setattr(hardware, "_read", lambda path: files.get(path, ""))
+    assert hardware.memory() == (64 * 2**20, 50 * 2**20)
+    assert hardware.cores() == 1
+    monkeypatch.setattr(hardware, "_read", lambda path: "max\n" if path.endswith("memory.max") else "max 100000")
+    assert hardware.memory()[0] > 64 * 2**20
+
+
+# --- nanochat doctor --------------------------------------------------------------------------------------------------
+
+GOOD = dict.fromkeys(doctor.NEEDED, "1.0") | {"jax": "0.10.2", "jaxlib": "0.10.2"}
+HERE = Machine("Linux x86_64", "3.11.7", "a cpu", 2, 24 * GIB, 20 * GIB, 50 * GIB)
+
+
+def whats(problems: list[doctor.Problem]) -> str:
+    return "\n".join(f"{p.what} | {p.fix}" for p in problems)
+
+
+def test_a_good_installation_has_no_problem() -> None:
+    assert doctor.package_problems(GOOD, "0.0.42.*") == []
+    assert doctor.package_problems(GOOD | {"libtpu": "0.0.42.1"}, "0.0.42.*") == []
+    assert doctor.package_problems(GOOD | {"torch": "2.13.0+cpu"}, None) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rustbpe": None}, "not installed: rustbpe"),
+        ({"jaxlib": "0.10.1"}, "jaxlib 0.10.1 beside jax 0.10.2"),
+        ({"jax-cuda12-plugin": "0.11.0"}, "jax-cuda12-plugin 0.11.0 beside jax 0.10.2"),
+        ({"jax-cuda12-plugin": "0.10.2", "jax-cuda13-plugin": "0.10.2"}, "both installed"),
+        ({"libtpu": "0.0.42", "libtpu-nightly": "0.1"}, "libtpu and libtpu-nightly are both installed"),
+        ({"libtpu": "0.0.52"}, "libtpu 0.0.52 beside jax 0.10.2, which wants 0.0.42"),
+        ({"libtpu": "0.0.421"}, "libtpu 0.0.421 beside"),
+    ],
+)
+def test_mixed_versions_are_found_with_the_command_that_mends_them(change: dict, words: str) -> None:
+    problems = doctor.package_problems(GOOD | change, "0.0.42.*")
+    assert len(problems) == 1 and problems[0].fatal
+    assert words in problems[0].what and problems[0].fix == "bash scripts/setup.sh --rebuild"
+
+
+def test_the_installed_jax_says_which_libtpu_it_wants() -> None:
+    assert doctor._wanted_libtpu().startswith("0.0.")
+
+
+def fake_pci(tmp_path, monkeypatch, device: str = "0x006f", vendor: str = "0x1ae0") -> None:
+    for i in range(2):
+        folder = tmp_path / f"pci{i}"
+        folder.mkdir()
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "device").write_text(device + "\n")
+    monkeypatch.setattr(doctor, "PCI", str(tmp_path / "pci*"))
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A machine without accelerators, whatever this one is."""
+    monkeypatch.setattr(doctor, "PCI", str(tmp_path / "none*"))
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path / "driver"))
+    monkeypatch.setattr(doctor, "LIBTPU_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    return tmp_path
+
+
+def test_no_accelerator_is_no_problem(bare) -> None:
+    assert doctor.accelerator_problems(HERE, GOOD) == []
+
+
+def test_a_tpu_that_jax_does_not_use_is_a_problem_with_its_way_out(bare, monkeypatch) -> None:
+    fake_pci(bare, monkeypatch)
+    assert doctor.tpu_chips() == 2
+    assert "NANOCHAT_EXTRAS=tpu bash scripts/setup.sh" in whats(doctor.accelerator_problems(HERE, GOOD))
+    with_libtpu = GOOD | {"libtpu": "0.0.42"}
+    assert "end the other program" in whats(doctor.accelerator_problems(HERE, with_libtpu))
+    (bare / "lock").touch()
+    assert f"{bare / 'lock'} says it is in use" in whats(doctor.accelerator_problems(HERE, with_libtpu))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert "unset JAX_PLATFORMS" in whats(doctor.accelerator_problems(HERE, with_libtpu))
+    assert doctor.accelerator_problems(replace(HERE, backend="tpu"), with_libtpu) == []
+
+
+def test_another_device_of_the_same_vendor_is_no_tpu(bare, monkeypatch) -> None:
+    fake_pci(bare, monkeypatch, device="0x0042")  # its network card
+    assert doctor.tpu_chips() == 0
+
+
+@pytest.mark.parametrize(("driver", "extra"), [(550, "cuda12"), (580, "cuda13")])
+def test_a_gpu_without_the_plugin_gets_the_extra_its_driver_can_run(bare, driver: int, extra: str) -> None:
+    text = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}.65.06  Sun\nGCC version: 12\n"
+    (bare / "driver").write_text(text)
+    assert f"NANOCHAT_EXTRAS={extra} bash" in whats(doctor.accelerator_problems(HERE, GOOD))
+    with_plugin = GOOD | {"jax-cuda12-plugin": "0.10.2"}
+    assert "nvidia-smi" in whats(doctor.accelerator_problems(HERE, with_plugin))
+
+
+def test_the_memory_estimate_by_hand() -> None:
+    """65,536 tokens × 65,536 logits in bfloat16 are 8 GiB; the loss needs them in float32 and their gradient too."""
+    config = preset("gpu-1-d12")
+    config = replace(
+        config,
+        model=replace(config.model, depth=1, aspect_ratio=64, head_dim=64),
+        tokenizer=replace(config.tokenizer, vocab_size=65536),
+        pretrain=replace(config.pretrain, device_rows=32),
+    )
+    logits = 32 * 2048 * 65536 * (4 + 4 + 2)
+    parameters = 16 * (65536 * 64 * 3 + 12 * 64 * 64 + 12 * 1 + 2 + 25 + 1)
+    assert doctor.estimate_bytes(config) == logits + parameters + 65536 * 64 * 20 * 2
+    assert logits == 5 * 8 * GIB
+
+
+def test_the_cpu_presets_fit_a_laptop() -> None:
+    for name in ("cpu-smoke", "cpu"):
+        assert doctor.misfit(PRESETS[name], HERE) is None
+        assert doctor.estimate_bytes(PRESETS[name]) < 4e9
+    assert "1.0 GiB of memory are free" in doctor.misfit(PRESETS["cpu"], replace(HERE, memory_free_bytes=GIB))
+
+
+def test_what_does_not_fit_says_why() -> None:
+    h100 = replace(HERE, backend="gpu", devices=8, device_kind="NVIDIA H100", device_memory_bytes=80 * GIB)
+    assert doctor.misfit(PRESETS["gpu-8-d24"], HERE) == "no GPU here"
+    assert doctor.misfit(PRESETS["gpu-8-d24"], h100) is None
+    assert doctor.misfit(PRESETS["gpu-8-d24"], replace(h100, devices=4)) == "4 of 8 devices here"
+    assert doctor.misfit(PRESETS["gpu-8-d24"], replace(h100, device_memory_bytes=24 * GIB)) == "a device has 24 GiB"
+    assert doctor.misfit(PRESETS["tpu-v6e-8-d24"], h100) == "no TPU here"
+
+
+def test_doctor_prints_all_and_its_exit_code_is_the_verdict(bare, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(hardware, "machine", lambda path=".", accelerators=True: HERE)
+    monkeypatch.setattr(doctor, "versions", lambda: dict(GOOD))
+    assert doctor.print_diagnosis("cpu") == 0
+    text = capsys.readouterr().out
+    for word in ("Python 3.11.7", "a cpu, 2 cores", "20.0 GiB free of 24.0", "50.0 GiB free", "1 × cpu", "jax 0.10.2",
+                 *PRESETS, "ready: bash scripts/capstone.sh cpu"):  # fmt: skip
+        assert word in text
+    assert "problem" not in text
+    assert doctor.print_diagnosis("cpu", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["machine"] == asdict(HERE)
+
+    monkeypatch.setattr(hardware, "machine", lambda path=".", accelerators=True: replace(HERE, disk_free_bytes=GIB))
+    assert doctor.print_diagnosis("cpu") == 1
+    text = capsys.readouterr().out
+    assert "problem: 1.0 GiB of disk are free" in text and "fix: free some space" in text and "not ready" in text
+    assert doctor.print_diagnosis("cpu", as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+    monkeypatch.setattr(hardware, "machine", lambda path=".", accelerators=True: replace(HERE, memory_free_bytes=GIB))
+    assert doctor.print_diagnosis("cpu") == 1
+    assert "the preset cpu does not fit" in capsys.readouterr().out
+
+
+def test_doctor_survives_a_jax_that_does_not_start(bare, monkeypatch, capsys) -> None:
+    def machine(path: str = ".", accelerators: bool = True) -> Machine:
+        if accelerators:
+            raise RuntimeError("Unable to initialize backend 'tpu': busy\nmore")
+        return HERE
+
+    monkeypatch.setattr(hardware, "machine", machine)
+    assert doctor.print_diagnosis("cpu") == 1
+    assert "problem: JAX does not start: Unable to initialize backend 'tpu': busy\n" in capsys.readouterr().out

@@ -1,0 +1,169 @@
+"""Named presets, strict overrides, and the tree's way to config.json and back."""
+
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanochat_lib.errors import UserError
+from nanochat_lib.presets import FIXED, PRESETS, flatten, from_dict, nearest, override, preset, to_dict
+from nanochat_lib.sizing import count_params
+
+SETTINGS = [name for name in flatten(preset("cpu")) if name not in FIXED]
+
+
+def refused(config, changes: dict) -> str:
+    with pytest.raises(UserError) as caught:
+        override(config, changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_documented_presets_are_there() -> None:
+    assert list(PRESETS) == [
+        "cpu-smoke", "cpu", "gpu-1-d12", "gpu-8-d24", "tpu-v6e-8-d24", "tpu-v5e-8-d20", "tpu-v5p-8-d24",
+        "tpu-v6e-64-d32", "gpu-8-little-lm",
+    ]  # fmt: skip
+    for name, config in PRESETS.items():
+        assert config.preset == name and config.about
+        assert override(config, {}) == config  # and so every preset is valid as it stands
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown preset 'cpu-smok'; did you mean cpu-smoke\?"):
+        preset("cpu-smok")
+    with pytest.raises(UserError, match="known: cpu-smoke, cpu, gpu-1-d12"):
+        preset("zzz")
+
+
+def test_sizes_of_the_large_presets() -> None:
+    """The figures published for nanochat's d12 and for the 3.848B run."""
+    d12 = preset("gpu-1-d12")
+    assert count_params(d12.gpt_config())["total"] == 286_261_730
+    assert count_params(override(d12, {"model.recipe": "recipe4"}).gpt_config())["total"] == 286_262_424
+    little = preset("gpu-8-little-lm").gpt_config()
+    assert (little.n_layer, little.n_embd, little.n_head, little.n_kv_head, little.head_dim) == (28, 3072, 24, 8, 128)
+    assert little.padded_vocab_size == 50_304
+    assert count_params(little)["total"] / 1e9 == pytest.approx(3.848, abs=0.002)
+    wide = preset("tpu-v6e-8-d24").gpt_config()
+    assert (wide.n_head, wide.head_dim, wide.n_embd) == (6, 256, 1536)
+
+
+def test_overrides_change_one_leaf_and_nothing_else() -> None:
+    base = preset("cpu")
+    changed = override(base, {"pretrain.optim.matrix_lr": 0.5, "seed": 3})
+    assert flatten(changed) == flatten(base) | {"pretrain.optim.matrix_lr": 0.5, "seed": 3}
+    assert preset("cpu") == base  # the named preset is not touched
+    with pytest.raises(FrozenInstanceError):
+        base.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("pretrain.steps", "1_000", 1000),
+        ("pretrain.steps", "-1", -1),
+        ("pretrain.optim.matrix_lr", "3e-2", 0.03),
+        ("pretrain.optim.matrix_lr", "1", 1.0),
+        ("pretrain.optim.matrix_lr", 1, 1.0),
+        ("evaluation.bigram", "False", False),
+        ("pretrain.optim.transfer", "true", True),
+        ("data.corpus", "my texts/0_1.jsonl", "my texts/0_1.jsonl"),
+        ("data.corpus", "007", "007"),
+    ],
+)
+def test_text_is_read_as_the_settings_type(name: str, text: object, value: object) -> None:
+    found = flatten(override(preset("cpu"), {name: text}))[name]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pretrain.steps", "many"), ("pretrain.steps", "1.5"), ("pretrain.steps", 1.5), ("pretrain.steps", True),
+        ("pretrain.steps", None), ("pretrain.steps", ""), ("evaluation.bigram", "yes"), ("evaluation.bigram", 1),
+        ("pretrain.optim.matrix_lr", "0,1"), ("pretrain.optim.matrix_lr", [0.1]), ("data.corpus", 7),
+        ("model.recipe", None), ("seed", "0x1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_names_setting_type_and_value(name: str, value: object) -> None:
+    message = refused(preset("cpu"), {name: value})
+    kind = type(flatten(preset("cpu"))[name]).__name__
+    assert message.startswith(f"{name} must be {kind}, got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("pretrain.step", "did you mean pretrain.steps?"),
+        ("Pretrain.Steps", "did you mean pretrain.steps?"),
+        ("steps", "did you mean pretrain.steps or sft.steps or rl.steps?"),
+        ("matrix_lr", "did you mean pretrain.optim.matrix_lr or rl.matrix_lr?"),
+        ("depth", "did you mean model.depth?"),
+        ("pretrain", "did you mean"),
+        ("preset", ""),
+        ("target.devices", ""),
+        ("qqq", "known: seed, model.depth"),
+    ],
+)
+def test_an_unknown_setting_names_the_nearest(name: str, hint: str) -> None:
+    message = refused(preset("cpu"), {name: "1"})
+    assert message.startswith(f"unknown setting {name!r}; ") and hint in message
+    if "did you mean " in message:
+        guesses = message.split("did you mean ")[1].rstrip("?").split(" or ")
+        assert set(guesses) <= set(SETTINGS)  # what it proposes exists
+
+
+def test_nearest_prefers_the_same_last_part() -> None:
+    assert nearest("lr", ["a.lr", "b.lr", "lrx"]) == "did you mean a.lr or b.lr?"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pretrain.batch_tokens": 2049}, "use 2,048 or 4,096"),
+        ({"pretrain.device_rows": 0}, "device_rows"),
+        ({"model.n_embd": 130}, "head size 65 is odd"),
+        ({"model.kv_groups": 3}, "kv_groups 3 does not divide the 2 query heads"),
+        ({"model.window_pattern": "XL"}, "only the letters S and L"),
+        ({"model.recipe": "new"}, "use head or recipe4"),
+        ({"model.depth": 0}, "is 0, must be"),
+        ({"data.real_share": 0.0}, "above 0"),
+        ({"data.real_share": 1.1}, "at most 1"),
+        ({"data.epochs": 0}, "above 0"),
+        ({"rl.samples": 1}, "at least 2"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_name_what_would(changes: dict, words: str) -> None:
+    assert words in refused(preset("cpu"), changes)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_tree_survives_json(name: str) -> None:
+    config = override(preset(name), {"seed": 9, "pretrain.eval_every": 7})
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+@given(st.sampled_from(SETTINGS), st.data())
+def test_any_valid_change_survives_json(name: str, data: st.DataObject) -> None:
+    current = flatten(preset("cpu"))[name]
+    kind = {int: st.integers(1, 64), float: st.floats(0.01, 1), bool: st.booleans(), str: st.text(max_size=8)}
+    try:
+        config = override(preset("cpu"), {name: data.draw(kind[type(current)])})
+    except UserError:
+        return  # it does not fit the other settings
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_a_foreign_configuration_is_refused() -> None:
+    values = to_dict(preset("cpu"))
+    with pytest.raises(UserError, match="unknown setting 'pretrain.stepz'; did you mean pretrain.steps"):
+        from_dict(values | {"pretrain": values["pretrain"] | {"stepz": 1}})
+    with pytest.raises(UserError, match="lacks pretrain.steps; it was written by another version"):
+        from_dict(values | {"pretrain": {k: v for k, v in values["pretrain"].items() if k != "steps"}})
+    with pytest.raises(UserError, match="unknown preset"):
+        from_dict(values | {"preset": "gone"})
+    with pytest.raises(UserError, match="unknown preset"):
+        from_dict({})
