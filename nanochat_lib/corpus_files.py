@@ -1,0 +1,84 @@
+"""Readers of document files: (where, text, "") for a document, (where, None, reason) for one that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from nanochat_lib.errors import UserError
+
+Document = tuple[str, str | None, str]
+
+
+def _decoded(data: bytes) -> tuple[str | None, str]:
+    try:
+        return data.decode("utf-8"), ""
+    except UnicodeDecodeError as error:
+        return None, f"not UTF-8 (byte {error.start} of the document)"
+
+
+def _read_txt(path: Path) -> Iterator[Document]:
+    """Documents stand between blank lines."""
+    lines: list[bytes] = []
+    first = 1
+    with open(path, "rb") as file:
+        for number, line in enumerate([*file, b"\n"], start=1):
+            if line.strip(b"\xef\xbb\xbf \t\r\n"):
+                first = first if lines else number
+                lines.append(line)
+            elif lines:
+                data = b"".join(lines).removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
+                yield f"line {first}", *_decoded(data)
+                lines = []
+
+
+def _read_jsonl(path: Path) -> Iterator[Document]:
+    """One JSON object a line, the document in its "text"; blank lines are no documents."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+                yield f"line {number}", None, f"not JSON ({error})"
+                continue
+            if not isinstance(row, dict) or "text" not in row:
+                found = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+                yield f"line {number}", None, f'no "text" (found: {found})'
+            elif row["text"] is None:
+                yield f"line {number}", None, "null"
+            elif not isinstance(row["text"], str):
+                yield f"line {number}", None, f'"text" is {type(row["text"]).__name__}, not a string'
+            else:
+                yield f"line {number}", row["text"], ""
+
+
+def _read_parquet(path: Path) -> Iterator[Document]:
+    """Column `text`, row group by row group."""
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if "text" not in names:
+                raise UserError(f"{path} has no column 'text' (columns: {', '.join(names)}); rename the text column")
+            kind = file.schema_arrow.field("text").type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise UserError(f"column 'text' of {path} has type {kind}, needs string; cast it")
+            row = 0
+            for group in range(file.num_row_groups):
+                for text in file.read_row_group(group, columns=["text"]).column("text").to_pylist():
+                    row += 1
+                    yield f"row {row}", text, "" if text is not None else "null"
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} ({path.stat().st_size:,} bytes) cannot be read as parquet: {reason}; "
+            "it is probably cut short: delete it and fetch it again"
+        ) from None
+
+
+READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

@@ -1,0 +1,181 @@
+"""Batches of packed rows, prepared by a thread ahead of time, resumable to the token.
+
+Every batch owns its arrays: on a CPU `jax.device_put` may keep using the host buffer it was given, so a buffer that is
+filled again would change batches that are already on their way. With each batch comes the state of the stream right
+after it, whatever the thread has read ahead since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nanochat_lib.errors import UserError
+from nanochat_lib.packing import FETCH_DOCS, BestFitPacker
+from nanochat_lib.prefetch import Prefetcher
+from nanochat_lib.streams import Batch, ConversationRows, Cursor, DocumentRows
+from nanochat_lib.supply import ChatReport, chat_report, check_enough
+
+if TYPE_CHECKING:
+    from nanochat_lib.corpus import Corpus
+    from nanochat_lib.tokenizer import Tokenizer
+
+__all__ = [
+    "Batch",
+    "ChatLoader",
+    "ChatReport",
+    "PretrainLoader",
+    "chat_report",
+    "check_enough",
+    "count_chat_steps",
+    "distinct_microbatches",
+]
+
+BUFFER_CONVERSATIONS = 100  # conversations the chat packer chooses from
+
+
+class _Loader(Prefetcher):
+    """Hands out batches, and says where the newest one stands. Use as a context manager, or call `close()`."""
+
+    last: Batch | None = None
+
+    def __next__(self) -> Batch:
+        self.last = super().__next__()
+        return self.last
+
+    @property
+    def consumed(self) -> int:
+        """Documents that this process has placed or dropped, up to the newest batch handed out."""
+        return self.last.consumed if self.last else 0
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the newest batch handed out, from 1."""
+        return self.last.epoch if self.last else 1
+
+
+class PretrainLoader(_Loader):
+    """Batches of (B, T) inputs and targets from the documents of a split, without end or for `epochs` readings.
+
+    Every row starts with BOS and is full. Documents without text are left out. With `state` (of a batch of an earlier
+    loader with the same settings) the stream goes on token for token after that batch. Raises UserError for an empty
+    split, more processes than documents, a state of other settings, and when `epochs` readings are used up.
+    Algorithm: nanochat's BOS-aligned best fit.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        split: str,
+        batch_rows: int,
+        sequence_len: int,
+        buffer_docs: int = 1000,
+        *,
+        epochs: float | None,
+        rank: int = 0,
+        world: int = 1,
+        prefetch: int = 2,
+        fetch_docs: int = FETCH_DOCS,
+        state: dict | None = None,
+    ) -> None:
+        size = corpus.num_documents(split)
+        limit = None if epochs is None else math.ceil(epochs * size)
+        rows = DocumentRows(
+            corpus,
+            tokenizer,
+            split,
+            fetch_docs,
+            packer=BestFitPacker(sequence_len + 1, buffer_docs),
+            cursor=Cursor(size, rank, world, limit, f"the {split} split (documents)"),
+            batch_rows=batch_rows,
+            setup={
+                "kind": "documents",
+                "corpus": corpus.fingerprint,
+                "split": split,
+                "tokenizer": tokenizer.fingerprint,
+                "sequence_len": sequence_len,
+                "buffer_docs": buffer_docs,
+            },
+            state=state,
+        )
+        super().__init__(rows.batches(), prefetch)
+
+
+class ChatLoader(_Loader):
+    """Batches of (B, T) inputs and targets from conversations, packed whole; targets are -1 where nothing is learned.
+
+    Conversations longer than a row (T + 1 tokens) are cut when they are rendered; those without any supervised token
+    in what is left are dropped. Both are counted in `batch.after`, and for the whole mixture in `report`.
+    `one_pass` reads each conversation once and ends with a padded batch; else the mixture is read again and again.
+    """
+
+    def __init__(
+        self,
+        mixture: Sequence[dict],
+        tokenizer: Tokenizer,
+        batch_rows: int,
+        sequence_len: int,
+        *,
+        one_pass: bool = False,
+        buffer_conversations: int = BUFFER_CONVERSATIONS,
+        rank: int = 0,
+        world: int = 1,
+        prefetch: int = 2,
+        state: dict | None = None,
+    ) -> None:
+        size = len(mixture)
+        rows = ConversationRows(
+            mixture,
+            tokenizer,
+            packer=BestFitPacker(sequence_len + 1, buffer_conversations, crop=False, pad_id=tokenizer.bos_id),
+            cursor=Cursor(size, rank, world, size if one_pass else None, "the mixture (conversations)"),
+            batch_rows=batch_rows,
+            setup={
+                "kind": "conversations",
+                "tokenizer": tokenizer.fingerprint,
+                "sequence_len": sequence_len,
+                "buffer_docs": buffer_conversations,
+                "one_pass": one_pass,
+            },
+            state=state,
+        )
+        self._whole = (mixture, tokenizer, sequence_len)
+        super().__init__(rows.batches(), prefetch)
+
+    @cached_property
+    def report(self) -> ChatReport:
+        """Counts over the whole mixture. Renders every conversation once."""
+        return chat_report(*self._whole)
+
+
+def count_chat_steps(
+    mixture: Sequence[dict], tokenizer: Tokenizer, batch_rows: int, sequence_len: int, micro_batches: int = 1
+) -> int:
+    """Optimiser steps of `micro_batches` batches in one pass over the mixture, found by packing it."""
+    with ChatLoader(mixture, tokenizer, batch_rows, sequence_len, one_pass=True, prefetch=0) as stream:
+        return -(-sum(1 for _ in stream) // micro_batches)
+
+
+def distinct_microbatches(inputs: np.ndarray | Sequence[np.ndarray], targets: np.ndarray | None = None) -> None:
+    """Raises UserError when two of the A micro-batches (A, B, T) of a step are equal: a guard for the first steps.
+
+    A loader that hands out one buffer again and again trains on its last content A times, without any other sign.
+    Micro-batches without a trained target (all -1) may be equal: they are padding.
+    """
+    seen: dict[bytes, int] = {}
+    for i, batch in enumerate(inputs):
+        if targets is not None and (targets[i] < 0).all():
+            continue
+        digest = hashlib.blake2b(np.ascontiguousarray(batch), digest_size=16).digest()
+        if digest in seen:
+            raise UserError(
+                f"micro-batches {seen[digest]} and {i} of one step are equal: "
+                "the loader reuses a buffer, or the data repeat; use more documents or smaller batches"
+            )
+        seen[digest] = i
