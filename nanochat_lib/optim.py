@@ -1,0 +1,205 @@
+"""nanochat's optimiser as one optax transformation: AdamW for tables and scalars, Muon for the blocks' matrices.
+
+Parameters are routed by their name, never by their rank: an embedding is a matrix too, and must not go to Muon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from nanochat_lib.errors import UserError
+from nanochat_lib.muon import HEAD, RECIPE4, MuonOptions, StackState, init_stack, muon, shape_key, update_stack
+from nanochat_lib.presets import OptimConfig, RLConfig
+from nanochat_lib.sizing import GPTConfig
+
+__all__ = ["Group", "OptState", "adamw_step", "make_optimizer", "muon", "param_groups"]
+
+REFERENCE_WIDTH = 768  # width at which the tables' learning rates were tuned
+EPS = 1e-10
+SQUARE_LIMIT = 1e18  # a gradient above this has no finite float32 square
+MATRICES = ("attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "attn.ve_gate", "mlp.c_fc", "mlp.c_proj")
+BLOCK = re.compile(rf"transformer\.h\.(\d+)\.({'|'.join(map(re.escape, MATRICES))})\.weight")
+VALUE_EMBEDDING = re.compile(r"value_embeds\.(\d+)\.weight")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share hyper-parameters. A Muon group is one stack: all its matrices have one shape."""
+
+    name: str  # "lm_head", "wte", "value_embeds", "resid_lambdas", "x0_lambdas", "smear"; Muon: the shape, "512x128"
+    kind: str  # "adamw" or "muon"
+    params: tuple[str, ...]  # in stack order for Muon
+    lr: float
+    betas: tuple[float, float] = (0.0, 0.0)  # AdamW only
+    weight_decay: float = 0.0  # AdamW only; Muon's arrives with every step
+
+
+def _adamw_table(config: GPTConfig, lrs: OptimConfig | RLConfig) -> tuple[Group, ...]:
+    """The AdamW groups in nanochat's order, still without their parameters."""
+    # Tables were tuned at width 768; their rates follow 1/√width.
+    width = (config.n_embd / REFERENCE_WIDTH) ** -0.5
+    head, wte, embed = lrs.unembedding_lr * width, lrs.embedding_lr * width, lrs.embedding_lr * width
+    rows = (
+        ("lm_head", head, (0.8, 0.96), 0.01),
+        ("wte", wte, (0.8, 0.995), 0.001),
+        ("value_embeds", 0.5 * embed, (0.8, 0.995), 0.01),
+        ("resid_lambdas", 0.01 * lrs.scalar_lr, (0.8, 0.95), 0.05),
+        ("x0_lambdas", lrs.scalar_lr, (0.96, 0.95), 0.0),
+        ("smear", lrs.smear_lr, (0.8, 0.95), 0.0),
+    )
+    if config.recipe == "recipe4":
+        rows = (
+            ("lm_head", head, (0.8, 0.95), 0.0),
+            ("wte", wte, (0.8, 0.95), 0.0),
+            ("value_embeds", embed, (0.8, 0.95), 0.0),
+            ("resid_lambdas", 0.01 * lrs.scalar_lr, (0.8, 0.95), 0.0),
+            ("x0_lambdas", lrs.scalar_lr, (0.96, 0.95), 0.0),
+        )
+    return tuple(Group(name, "adamw", (), lr, betas, decay) for name, lr, betas, decay in rows)
+
+
+ADAMW_NAMES = {
+    "lm_head.weight": "lm_head",
+    "transformer.wte.weight": "wte",
+    "resid_lambdas": "resid_lambdas",
+    "x0_lambdas": "x0_lambdas",
+    "smear_gate.weight": "smear",
+    "smear_lambda": "smear",
+    "backout_lambda": "smear",
+}
+
+
+def param_groups(config: GPTConfig, lrs: OptimConfig | RLConfig, params: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Every parameter in exactly one group, groups and members in nanochat's order (the order of its state dict).
+
+    `params` maps names to arrays, to anything else with a shape, or to shapes; None entries are passed over.
+    Raises UserError for a name that is no parameter of `config.recipe` and for a block parameter that is no matrix.
+    """
+    shapes = {name: tuple(getattr(p, "shape", p)) for name, p in params.items() if p is not None}
+    table = {group.name: group for group in _adamw_table(config, lrs)}
+    adamw: dict[str, list[tuple]] = {name: [] for name in table}
+    stacks: dict[tuple[int, ...], list[tuple]] = {}
+    for name, shape in shapes.items():
+        if block := BLOCK.fullmatch(name):
+            if len(shape) != 2:
+                raise UserError(f"optimiser: {name} has shape {shape}, Muon needs the whole matrix [out, in]")
+            position = int(block[1]), MATRICES.index(block[2])
+            stacks.setdefault(shape, []).append((position, name))
+            continue
+        embedding = VALUE_EMBEDDING.fullmatch(name)
+        group = "value_embeds" if embedding else ADAMW_NAMES.get(name, "")
+        if group not in table:
+            raise UserError(
+                f"optimiser: no group for parameter {name!r} of recipe {config.recipe}; use nanochat's names"
+            )
+        position = int(embedding[1]) if embedding else list(ADAMW_NAMES).index(name)
+        adamw[group].append((position, name))
+    members = lambda entries: tuple(name for _, name in sorted(entries))  # noqa: E731
+    tables = [replace(table[name], params=members(entries)) for name, entries in adamw.items() if entries]
+    matrices = [Group(shape_key(s), "muon", members(stacks[s]), lrs.matrix_lr) for s in sorted(stacks)]
+    return (*tables, *matrices)
+
+
+class OptState(NamedTuple):
+    """Float32 moments: AdamW's by parameter name, Muon's by stack; `step` counts the updates made."""
+
+    step: jax.Array  # int32 ()
+    exp_avg: dict[str, jax.Array]
+    exp_avg_sq: dict[str, jax.Array]
+    muon: dict[str, StackState]
+
+
+def adamw_step(
+    grad: jax.Array, param: jax.Array, m: jax.Array, v: jax.Array, step: jax.Array, lr: jax.Array | float, group: Group
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) in float32: (what to add to `param`, new m, new v).
+
+    m ← m + (1−β1)(g − m), v ← v + (1−β2)(g² − v); p ← p − lr·wd·p − lr · m̂ / (√v̂ + ε), with m̂ = m/(1 − β1^step),
+    v̂ = v/(1 − β2^step). `step` is 1 at the first update; the decay acts on the old value.
+    """
+    beta1, beta2 = group.betas
+    grad = jnp.clip(grad.astype(jnp.float32), -SQUARE_LIMIT, SQUARE_LIMIT)
+    m = m + (1 - beta1) * (grad - m)
+    v = v + (1 - beta2) * (grad * grad - v)
+    count = step.astype(jnp.float32)
+    m_hat, v_hat = m / (1 - beta1**count), v / (1 - beta2**count)
+    update = lr * group.weight_decay * param.astype(jnp.float32) + lr * m_hat / (jnp.sqrt(v_hat) + EPS)
+    return -update, m, v
+
+
+def make_optimizer(
+    config: GPTConfig,
+    lrs: OptimConfig | RLConfig,
+    compute_dtype: Any = jnp.float32,
+    *,
+    options: MuonOptions | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon and AdamW over the groups of `param_groups`, for flat parameters {name: array}.
+
+    `lrs` gives the groups' learning rates at width 768 (its schedule fields and weight decay are not read).
+    `update(grads, state, params, *, lr, momentum, weight_decay)` returns what to add to the parameters (float32) and
+    the new OptState. The three scalars may be traced: `lr` multiplies every group's own rate, the other two are
+    Muon's. `compute_dtype` bfloat16 runs Muon's iteration in bfloat16; moments are always float32. `options`
+    replaces the Muon variant that belongs to `config.recipe`. Finite gradients of any size give finite updates.
+
+    Raises UserError for unknown names, for block parameters that are no matrices, and for missing gradients.
+    """
+    if options is None:
+        options = RECIPE4 if config.recipe == "recipe4" else HEAD
+        if jnp.dtype(compute_dtype) == jnp.bfloat16:
+            options = replace(options, dtype=jnp.bfloat16)
+
+    def init(params: Mapping[str, jax.Array]) -> OptState:
+        groups = param_groups(config, lrs, params)
+        zeros = lambda: {  # noqa: E731
+            name: jnp.zeros(params[name].shape, jnp.float32) for g in groups if g.kind == "adamw" for name in g.params
+        }
+        stacks = {g.name: init_stack(len(g.params), params[g.params[0]].shape) for g in groups if g.kind == "muon"}
+        return OptState(jnp.zeros((), jnp.int32), zeros(), zeros(), stacks)
+
+    def update(
+        grads: Mapping[str, jax.Array],
+        state: OptState,
+        params: Mapping[str, jax.Array] | None = None,
+        *,
+        lr: jax.Array | float,
+        momentum: jax.Array | float,
+        weight_decay: jax.Array | float,
+        **extra: Any,
+    ) -> tuple[dict[str, jax.Array], OptState]:
+        if params is None:
+            raise UserError("the optimiser's update needs the parameters: update(grads, state, params, …)")
+        check_gradients(grads, params)
+        step = state.step + 1
+        updates, exp_avg, exp_avg_sq, stacks = dict.fromkeys(params), {}, {}, {}
+        for group in param_groups(config, lrs, params):
+            rate = lr * group.lr
+            if group.kind == "muon":
+                gradient, weights = (jnp.stack([tree[name] for name in group.params]) for tree in (grads, params))
+                delta, stacks[group.name] = update_stack(
+                    gradient, weights, state.muon[group.name], rate, momentum, weight_decay, options
+                )
+                updates |= zip(group.params, delta, strict=True)
+                continue
+            for name in group.params:
+                updates[name], exp_avg[name], exp_avg_sq[name] = adamw_step(
+                    grads[name], params[name], state.exp_avg[name], state.exp_avg_sq[name], step, rate, group
+                )
+        return updates, OptState(step, exp_avg, exp_avg_sq, stacks)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_gradients(grads: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    """Raises UserError unless every parameter has a gradient of its own shape, and nothing else has one."""
+    present = lambda tree: {name: tuple(x.shape) for name, x in tree.items() if x is not None}  # noqa: E731
+    wrong = sorted(name for name, _ in present(grads).items() ^ present(params).items())
+    if wrong:
+        raise UserError(f"optimiser: gradient and parameter do not match for {', '.join(dict.fromkeys(wrong))}")

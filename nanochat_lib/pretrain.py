@@ -1,0 +1,191 @@
+"""Pretraining: from documents to a base model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from nanochat_lib import gpt, loader, optim, schedules
+from nanochat_lib.corpus import Corpus, byte_bigram_bpb
+from nanochat_lib.engine import Engine
+from nanochat_lib.evaluate.bpb import bits_per_byte
+from nanochat_lib.hardware import compute_dtype
+from nanochat_lib.presets import RunConfig
+from nanochat_lib.sizing import count_params, flops_per_token
+from nanochat_lib.tokenizer import Tokenizer
+from nanochat_lib.train_step import TrainState, init_train_state, make_eval_step, make_train_step
+from nanochat_lib.trainer import MetricsLog, Stage, StepBatch, train
+
+SAMPLE_PROMPTS = (
+    "The capital of France is",
+    "The chemical symbol of gold is",
+    "If yesterday was Friday, then tomorrow will be",
+    "The opposite of hot is",
+    "The planets of the solar system are:",
+    "My favorite color is",
+    "If 5*x + 3 = 13, then x is",
+)
+SAMPLE_TOKENS = 16
+
+
+def bpb_splits(corpus: Corpus) -> dict[str, str]:
+    """Metric name -> split of the corpus it is measured on."""
+    return {"val_bpb": "val"} | ({"val_bpb_world": "val-world"} if "val-world" in corpus.splits() else {})
+
+
+def fixed_batches(
+    corpus: Corpus, tokenizer: Tokenizer, split: str, rows: int, length: int, tokens: int, buffer_docs: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The first `tokens` tokens of a split as (inputs, targets) batches, the same at every evaluation."""
+    stream = loader.PretrainLoader(corpus, tokenizer, split, rows, length, buffer_docs, epochs=None, prefetch=0)
+    count = max(tokens // (rows * length), 1)
+    return [(batch.inputs, batch.targets) for batch in islice(stream, count)]
+
+
+def to_step(group: list[loader.Batch]) -> StepBatch:
+    """A loader batches of (B, T) as one step's arrays (A, B, T)."""
+    last = group[-1]
+    arrays = {name: np.stack([getattr(batch, name) for batch in group]) for name in ("inputs", "targets")}
+    return StepBatch(arrays, last.epoch, lambda: last.state, last.progress)
+
+
+def step_batches(stream: loader.PretrainLoader, micro_batches: int) -> Iterator[StepBatch]:
+    """Steps of A micro-batches each, from a stream without end."""
+    try:
+        checked = 0
+        while True:
+            group = list(islice(stream, micro_batches))
+            if len(group) < micro_batches:
+                return
+            if checked < 10:  # equal micro-batches mean a loader that hands out one buffer again and again
+                loader.distinct_microbatches([batch.inputs for batch in group])
+                checked += 1
+            yield to_step(group)
+    finally:
+        stream.close()
+
+
+def samples(engine: Engine, tokenizer: Tokenizer, prompts: tuple[str, ...]) -> list[dict]:
+    """Greedy continuations of `prompts`."""
+    ids = [tokenizer.encode(prompt, prepend=tokenizer.bos_id) for prompt in prompts]
+    rows = engine.generate_batch(ids, max_tokens=SAMPLE_TOKENS, temperature=0.0).sequences
+    return [
+        {"prompt": prompt, "text": tokenizer.decode(row[len(start) :])}
+        for prompt, start, row in zip(prompts, ids, rows, strict=True)
+    ]
+
+
+def pretrain(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    folder: Path,
+    metrics: MetricsLog,
+    prompts: tuple[str, ...] = SAMPLE_PROMPTS,
+    sample_log: Callable[[int, list[dict]], None] | None = None,
+) -> dict:
+    """Trains the base model of `config` on `corpus` into checkpoints in `folder`; returns the stage's figures.
+
+    Continues from the newest valid checkpoint when there is one. Raises UserError before step 0 when the corpus holds
+    fewer tokens than `data.epochs` readings of it can give.
+    """
+    stage, data = config.pretrain, config.data
+    model = config.gpt_config(tokenizer.vocab_size)
+    plan = config.horizon(tokenizer.vocab_size)
+    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    rows, length = stage.device_rows, model.sequence_len
+    micro_batches = plan.batch_tokens // (rows * length)
+    loader.check_enough(
+        corpus, tokenizer, plan.steps * plan.batch_tokens, data.epochs, sequence_len=length, buffer_docs=data.buffer_docs
+    )
+
+    rates = schedules.transferred(stage.optim, plan)
+    optimizer = optim.make_optimizer(model, rates, dtype)
+    state = init_train_state(model, optimizer, jax.random.key(config.seed))
+    token_bytes = tokenizer.token_bytes()
+    eval_step = make_eval_step(model, dtype=dtype)
+    held_out = {
+        name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs)
+        for name, split in bpb_splits(corpus).items()
+    }
+
+    def evaluate(step: int, state: TrainState) -> dict:
+        if sample_log and stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
+            sample_log(step, samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts))
+        return {
+            name: bits_per_byte(eval_step, state.params, batches, token_bytes) for name, batches in held_out.items()
+        }
+
+    def batches(loader_state: dict | None, _state: Callable[[], TrainState]) -> Iterator[StepBatch]:
+        stream = loader.PretrainLoader(
+            corpus, tokenizer, "train", rows, length, data.buffer_docs, epochs=data.epochs, state=loader_state
+        )
+        return step_batches(stream, micro_batches)
+
+    state = train(
+        Stage(
+            name="pretrain",
+            folder=folder,
+            steps=plan.steps,
+            step_fn=make_train_step(model, optimizer, dtype=dtype),
+            hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
+            batches=batches,
+            metrics=metrics,
+            meta={"model": model.to_dict(), "tokenizer": tokenizer.fingerprint, "corpus": corpus.fingerprint},
+            evaluate=evaluate,
+            eval_every=stage.eval_every,
+            save_every=stage.save_every,
+            keep=stage.keep,
+            log_every=stage.log_every,
+            flops_per_token=flops_per_token(model),
+            bytes_per_token=bytes_per_token(held_out["val_bpb"], token_bytes),
+        ),
+        state,
+    )
+    figures = first_and_last(metrics.read("pretrain"), list(held_out))
+    return figures | {
+        "steps": plan.steps,
+        "params": count_params(model),
+        "flops_per_token": flops_per_token(model),
+        "model": model.to_dict(),
+        "byte_bigram_bpb": bigram_yardstick(corpus) if config.evaluation.bigram else None,
+        "samples": samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts),
+    }
+
+
+def bigram_yardstick(corpus: Corpus) -> float:
+    """Bits per byte of a byte-bigram model on the validation text, fitted on training text of the same kind."""
+    train = "train-real" if "train-real" in corpus.splits() else "train"
+    return byte_bigram_bpb(corpus.documents(train), corpus.documents("val"))
+
+
+def bytes_per_token(batches: list[tuple[np.ndarray, np.ndarray]], token_bytes: np.ndarray) -> float:
+    """Mean bytes a target stands for, to read a loss in nats as bits per byte."""
+    targets = np.concatenate([targets.ravel() for _, targets in batches])
+    return float(token_bytes[targets[targets >= 0]].mean())
+
+
+def first_and_last(records: list[dict], names: list[str]) -> dict:
+    """Stage figures out of the metrics: first and last value of each evaluated name, and the training's own totals."""
+    figures: dict = {}
+    for name in names:
+        values = [r[name] for r in records if r.get("event") == "eval" and r.get(name) is not None]
+        figures |= {f"{name}_first": values[0], f"{name}_last": values[-1]} if values else {}
+    steps = [r for r in records if "loss" in r]
+    if steps:
+        rates = [r["tokens_per_s"] for r in steps if r["tokens_per_s"]]
+        utilisation = [r["mfu"] for r in steps if r["mfu"]]
+        figures |= {
+            "tokens": steps[-1]["tokens"],
+            "train_seconds": steps[-1]["seconds"],
+            "loss_last": steps[-1]["loss"],
+            "tokens_per_s": float(np.median(rates)) if rates else None,
+            "mfu": float(np.median(utilisation)) if utilisation else None,
+            "epochs": steps[-1]["epoch"],
+        }
+    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in figures.items()}

@@ -1,0 +1,166 @@
+"""The CORE method against a naive one: one prompt at a time, scores computed in numpy."""
+
+import json
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from nanochat_lib import gpt
+from nanochat_lib.errors import UserError
+from nanochat_lib.evaluate import core
+from nanochat_lib.evaluate.core import CoreTask, Span, common_prefix, load_bundle, render_prompts, shots_for, spans
+from nanochat_lib.sizing import GPTConfig
+
+CONFIG = GPTConfig(sequence_len=128, vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=32, window_pattern="SL")
+
+
+class Bytes:
+    """A tokenizer with one id a byte, BOS = 299."""
+
+    bos_id = 299
+
+    def encode(self, text, prepend=None):
+        return ([] if prepend is None else [prepend]) + list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def params():
+    drawn = gpt.init_params(CONFIG, jax.random.key(3))
+    rng = np.random.default_rng(0)  # fresh blocks are the identity: give every matrix something to say
+    return {name: x + rng.normal(0, 0.1, x.shape).astype(np.float32) for name, x in drawn.items()}
+
+
+def test_order_and_shots_are_nanochats():
+    order = list(range(10))
+    random.Random(core.SHUFFLE_SEED).shuffle(order)
+    assert order == [0, 3, 7, 2, 1, 6, 4, 5, 8, 9]
+    assert shots_for(5, 20, 3) == [2, 9, 15]
+    assert shots_for(0, 2, 10) == [1]  # more shots asked for than there are examples
+
+
+def task(kind, examples, shots=1, delimiter=" ", baseline=0.0):
+    return CoreTask("t", kind, shots, delimiter, baseline, examples)
+
+
+def test_prompt_strings():
+    mc = [{"query": "Q", "choices": ["a", "b"], "gold": 0}, {"query": "S", "choices": ["x", "y"], "gold": 1}]
+    assert render_prompts(task("multiple_choice", mc, delimiter="\nAnswer: "), mc, 0)[0] == "S\nAnswer: y\n\nQ\nAnswer: a"
+    schema = [
+        {"context_options": ["c0", "c1"], "continuation": "z", "gold": 0},
+        {"context_options": ["d1", "d2"], "continuation": "w", "gold": 1},
+    ]
+    assert render_prompts(task("schema", schema), schema, 0)[1] == "d2 w\n\nc1 z"
+    lm = [{"context": " ctx ", "continuation": "k"}, {"context": "e", "continuation": "f"}]
+    assert render_prompts(task("language_modeling", lm), lm, 0) == ["e f\n\nctx", "e f\n\nctx k"]
+
+
+def test_spans_score_only_what_differs():
+    tok = Bytes()
+    mc = task("multiple_choice", [])
+    found = spans(mc, ["ab cd", "ab ce"], tok, 999)
+    assert [(s.ids[s.start : s.end]) for s in found] == [list(b"d"), list(b"e")]
+    found = spans(task("schema", []), ["xx same", "y same"], tok, 999)
+    assert all(bytes(s.ids[s.start : s.end]) == b" same" for s in found)
+    (found,) = spans(task("language_modeling", []), ["ctx", "ctx k"], tok, 999)
+    assert bytes(found.ids[found.start : found.end]) == b" k"
+
+
+@pytest.mark.parametrize("texts", [["ab", "abc"], ["ab", "ab"], ["a", "a b"]])
+def test_equal_and_prefix_choices_still_have_something_to_score(texts):
+    for kind in ("multiple_choice", "schema"):
+        assert all(s.end > s.start >= 1 for s in spans(task(kind, []), texts, Bytes(), 999))
+
+
+def test_truncation_keeps_the_end_and_says_so():
+    text = "x" * 50
+    (span,) = spans(task("language_modeling", []), [text, text + " yes"], Bytes(), 20)
+    assert (len(span.ids), span.cut, span.length) == (20, 55 - 20, 55)
+    assert bytes(span.ids[span.start : span.end]) == b" yes"
+    (span,) = spans(task("language_modeling", []), ["p", "p " + "y" * 50], Bytes(), 20)  # longer than the context
+    assert span.start == 1 and span.end == 20
+
+
+def naive(params, ids, start, end):
+    logits = np.asarray(gpt.apply(CONFIG, params, np.array([ids], np.int32)), np.float64)[0]
+    logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    picked = [logp[t - 1, ids[t]] for t in range(start, end)]
+    return -np.mean(picked), all(logits[t - 1].argmax() == ids[t] for t in range(start, end))
+
+
+def test_batched_scores_equal_one_by_one(params):
+    rng = np.random.default_rng(1)
+    items = []
+    for length in rng.integers(3, 100, 23):
+        ids = rng.integers(0, 299, length).tolist()
+        start = int(rng.integers(1, length))
+        items.append(Span(ids, start, length))
+    # One span that is exactly what the model would say, so that "exact" is not always False.
+    ids = items[0].ids[:5]
+    ids.append(int(np.asarray(gpt.apply(CONFIG, params, np.array([ids], np.int32)))[0, -1].argmax()))
+    items.append(Span(ids, 5, 6))
+    counted = []
+    scorer = core.scorer_for(CONFIG, np.dtype("float32"))
+    nll, exact = core.score_spans(scorer, params, items, 299, 8, counted.append)
+    for i, span in enumerate(items):
+        wanted = naive(params, span.ids, span.start, span.end)
+        assert nll[i] == pytest.approx(wanted[0], abs=2e-5)
+        assert exact[i] == wanted[1]
+    assert exact[-1] and not exact.all() and sum(counted) == len(items)
+    assert scorer._cache_size() <= 4  # 24 prompts up to 100 tokens: at most four padded lengths
+
+
+def write_bundle(folder, examples, kind="multiple_choice", baseline=25):
+    (folder / "eval_data").mkdir(parents=True)
+    (folder / "core.yaml").write_text(
+        "icl_tasks:\n- label: demo\n  dataset_uri: demo.jsonl\n  num_fewshot: [1]\n"
+        f"  icl_task_type: {kind}\n  has_categories: true\n"
+    )
+    (folder / "eval_meta_data.csv").write_text(f"Eval Task,Random baseline\ndemo,{baseline}\n")
+    (folder / "eval_data" / "demo.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+
+
+def test_a_bundle_end_to_end(tmp_path, params):
+    rng = random.Random(5)
+    examples = [
+        {"query": f"q{i}", "choices": [rng.choice("abcdef") * 3 + str(j) for j in range(4)], "gold": i % 4} for i in range(30)
+    ]
+    write_bundle(tmp_path, examples)
+    out = core.evaluate_core(CONFIG, params, Bytes(), tmp_path, rows=16)
+    (read,) = load_bundle(tmp_path)
+    right = 0
+    for i, example in enumerate(read.examples):
+        scores = [naive(params, s.ids, s.start, s.end)[0] for s in spans(read, render_prompts(read, read.examples, i), Bytes(), 999)]
+        right += int(np.argmin(scores)) == example["gold"]
+    figures = out["core_tasks"]["demo"]
+    assert figures["accuracy"] == right / 30
+    assert figures["centered"] == pytest.approx((right / 30 - 0.25) / 0.75)
+    assert figures["truncated_share"] == 0 and out["core"] == figures["centered"]
+    short = core.evaluate_core(CONFIG, params, Bytes(), tmp_path, rows=16, context=8, max_per_task=5)
+    assert short["core_tasks"]["demo"]["truncated_share"] == 1 and short["core_tasks"]["demo"]["examples"] == 5
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: (d / "core.yaml").unlink(), "core.yaml"),
+        (lambda d: (d / "core.yaml").write_text("- [broken"), "broken"),
+        (lambda d: (d / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nother,1\n"), "no row for task demo"),
+        (lambda d: (d / "eval_data" / "demo.jsonl").unlink(), "demo.jsonl is missing"),
+        (lambda d: (d / "eval_data" / "demo.jsonl").write_text("\n\n"), "holds no examples"),
+        (lambda d: (d / "eval_data" / "demo.jsonl").write_text("{broken\n"), "line 1: not JSON"),
+        (lambda d: (d / "eval_data" / "demo.jsonl").write_text('{"query": "q"}\n'), "line 1: lacks choices, gold"),
+    ],
+)
+def test_a_broken_bundle_is_named(tmp_path, params, damage, words):
+    write_bundle(tmp_path, [{"query": "q", "choices": ["a", "b"], "gold": 0}] * 3)
+    damage(tmp_path)
+    with pytest.raises(UserError, match=words) as e:
+        core.evaluate_core(CONFIG, params, Bytes(), tmp_path)
+    assert "\n" not in str(e.value)
+
+
+def test_common_prefix():
+    assert common_prefix([[1, 2, 3], [1, 2, 4]]) == 2
+    assert common_prefix([[1], [1, 2]]) == 1
