@@ -1,0 +1,342 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] id="title"
+# # Capstone: from raw text to a chat
+#
+# How much text, how many numbers and how many minutes does it take until a pile of random weights answers a question?
+#
+# This notebook does the whole path once, with the same components that train large models, small enough for a laptop:
+#
+# | stage | what goes in | what comes out |
+# |---|---|---|
+# | tokenizer | text | a vocabulary of text pieces |
+# | pretraining | documents | a **base** model that continues text |
+# | base evaluation | few-shot tasks | CORE, a score that guessing cannot raise |
+# | SFT | conversations | a model that **answers** |
+# | RL | questions with a checkable answer | a model that answers **right more often** |
+# | chat evaluation | unseen questions | a score for each of the three models |
+#
+# Run it from top to bottom. With the preset `cpu` it takes about ten minutes on two cores. You may stop at any time:
+# started again, it reuses every stage that is finished and continues a stage that is not.
+
+# %% [markdown] id="about-parameters"
+# ## What to run
+#
+# A *preset* fixes every size of a run. `cpu` learns something at every stage; `cpu-smoke` only shows in a minute or
+# two that every stage works. `overrides` changes single settings of the preset, for example
+# `pretrain.steps=100 rl.steps=20`. Change the values below, or give them from outside:
+# `papermill 12_capstone.ipynb out.ipynb -p preset cpu-smoke -p seed 1`.
+
+# %% tags=["parameters"] id="parameters"
+preset: str = "cpu"  # name of the preset; `nanochat presets` lists them
+run_dir: str = ""  # folder of the run; empty: runs/<preset> in the course's folder
+overrides: str = ""  # single settings to change, written as in the text above
+seed: int = 0  # seed of data, weights and sampling
+corpus: str = ""  # your own text to train on (.txt, .jsonl, .parquet or a folder of these); empty: the preset's
+
+# %% [markdown] id="about-check"
+# Every parameter is checked now, not after an hour of training. Then the run's folder is opened (or created); all
+# that the run computes is kept there.
+
+# %% id="open"
+from itertools import islice
+from pathlib import Path
+
+from nanochat_lib import pipeline
+from nanochat_lib.course.parameters import check_parameters, project_root
+from nanochat_lib.report import bars, plots, read_metrics, strips, tables
+from nanochat_lib.report.show import show
+
+config = check_parameters(globals())
+folder = Path(run_dir) if run_dir else project_root() / pipeline.default_run_dir(config)
+run = pipeline.open_run(folder, config)
+
+
+def metrics():
+    """What the run has logged so far, one record a line of metrics.jsonl."""
+    return read_metrics(run.dir / "metrics.jsonl")[0]
+
+
+print(f"{config.preset}: {config.about}\nseed {config.seed}, run folder {run.dir.name}")
+
+# %% [markdown] id="tokenizer-title"
+# ## 1. Tokenizer
+#
+# A model reads numbers, so text is cut into pieces from a fixed vocabulary. *Byte pair encoding* starts from the 256
+# bytes and merges, again and again, the pair of neighbours that occurs most often. Frequent words end up as one
+# token, rare ones as several, and nothing is ever unknown: at worst a text is its bytes.
+
+# %% id="tokenizer"
+tokenizer_stage = run.tokenizer()
+tables.figures_table(tokenizer_stage.figures)
+
+# %% [markdown] id="tokens-look"
+# Each tint below is one token; `·` is a space. A space belongs to the word after it, digits come in groups of at most
+# two, and common words are whole. The more bytes a token stands for, the more text fits into the model's context.
+
+# %% id="tokens"
+for pieces in tokenizer_stage.figures["examples"]:
+    show(strips.token_strip(pieces))
+
+# %% [markdown] id="batches-title"
+# ## 2. Batches
+#
+# Training reads rows of equal length. Each document starts with the token `<|bos|>`; documents are fitted into rows
+# so that as little as possible is cut off, and every row starts where a document starts. No position is wasted on
+# padding.
+
+# %% id="batch"
+from nanochat_lib.loader import PretrainLoader
+
+tokenizer = run.load_tokenizer()
+context = config.model.sequence_len
+with PretrainLoader(
+    run.corpus, tokenizer, "train", 8, context, config.data.buffer_docs, epochs=config.data.epochs, prefetch=0
+) as loader:
+    batch = next(islice(loader, 20, None))  # not the first: best fit begins with the longest documents
+show(strips.batch_grid(batch.inputs, tokenizer.bos_id))
+
+# %% [markdown] id="targets-look"
+# What is there to learn in a row? At every position: the next token. The targets are the inputs, moved by one.
+
+# %% id="targets"
+show(
+    strips.token_strip([tokenizer.decode([i]) for i in batch.inputs[0][:40].tolist()], "What the model reads"),
+    strips.token_strip([tokenizer.decode([i]) for i in batch.targets[0][:40].tolist()], "What it must say"),
+)
+
+# %% [markdown] id="pretrain-title"
+# ## 3. Pretraining
+#
+# The model is a decoder-only transformer. It starts with random weights, so its first guess is close to uniform over
+# the vocabulary: a loss of about $\ln V$ nats. One *step* reads a batch, computes
+#
+# $$ L = -\frac{1}{N} \sum_{t} \ln p(x_{t+1} \mid x_{\le t}) $$
+#
+# and moves every weight a little against the gradient. Matrices are moved by Muon, which makes all directions of a
+# matrix's update equally strong; embeddings and scalars by AdamW.
+
+# %% id="pretrain"
+pretrain_stage = run.pretrain()
+show(plots.loss_curve(metrics(), "pretrain"))
+
+# %% [markdown] id="bpb-look"
+# Loss per token depends on the tokenizer: larger tokens are harder to guess. *Bits per byte* does not, since it
+# divides by the bytes of the original text,
+#
+# $$ \text{bpb} = \frac{\sum \text{nats}}{\ln 2 \cdot \sum \text{bytes}} . $$
+#
+# It is measured on text that was held out. The dotted line is a model that only knows how often each byte follows
+# each other byte: a table of 65,536 numbers. All below that line is knowledge of words, grammar and facts.
+
+# %% id="bpb"
+figures = pretrain_stage.figures
+show(plots.bpb_curve(metrics(), figures.get("byte_bigram_bpb")))
+tables.figures_table(figures)
+
+# %% [markdown] id="schedules-look"
+# Two schedules steer the steps. The learning rate rises over the first steps, while the optimiser's averages settle,
+# stays flat, and falls, so that the last steps average out the noise of single batches. Muon's momentum grows: at
+# first, old gradients are soon out of date.
+
+# %% id="schedules"
+show(plots.schedule_plot(metrics(), "pretrain"), plots.throughput_plot(metrics()))
+
+# %% [markdown] id="samples-look"
+# What does a base model do with a prompt? It continues it, with the token it finds likeliest each time. It does not
+# answer: it has never seen a conversation.
+
+# %% id="samples"
+tables.continuations_table(figures["samples"])
+
+# %% [markdown] id="core-title"
+# ## 4. Base evaluation: CORE
+#
+# A base model cannot be asked, but it can be *shown*: a few solved examples, then the question. It "chooses" the
+# answer to which it gives the highest likelihood. The facts were in its training text; can it find them again?
+
+# %% id="core"
+base_stage = run.eval_base()
+
+# %% id="core-prompt"
+from nanochat_lib.evaluate.core import load_bundle, render_prompts
+
+task = max(load_bundle(run.dir / "core_bundle"), key=lambda task: (task.kind == "multiple_choice", task.shots))
+print(f"task {task.label}, the last of {len(render_prompts(task, task.examples, 0))} candidate texts:\n")
+print(render_prompts(task, task.examples, 0)[-1])
+
+# %% [markdown] id="core-look"
+# Guessing one of four is right in 25 %. To compare tasks, accuracy is *centred*,
+#
+# $$ \text{centred} = \frac{\text{accuracy} - \text{guessing}}{1 - \text{guessing}}, $$
+#
+# so 0 is guessing and 1 is perfect; CORE is the mean over the tasks. *Truncated* is the share of prompts that were
+# longer than the model can read and lost their front: a low score there may be the prompt's length, not the model.
+
+# %% id="core-scores"
+show(bars.core_bars(base_stage.figures["core_tasks"]))
+tables.core_table(base_stage.figures["core_tasks"])
+
+# %% [markdown] id="sft-title"
+# ## 5. Supervised fine-tuning (SFT)
+#
+# Now the model learns the form of a conversation. Nothing changes in the mathematics: it is next-token prediction
+# again, on conversations written with special tokens such as `<|user_start|>`. One thing is new: the *mask*. The
+# model reads the question but is trained only on the answer. Tool calls are part of an answer; what the calculator
+# returns is not, because at chat time it is the tool that writes it.
+
+# %% id="sft-mask"
+from nanochat_lib.conversation import render_conversation
+from nanochat_lib.tasks.primer import sample_questions, sft_mixture
+
+questions = sample_questions(run.world)
+for conversation in questions[:: max(len(questions) // 3, 1)][:4]:
+    rendered = render_conversation(tokenizer, conversation, context)
+    show(strips.mask_strip([tokenizer.decode([i]) for i in rendered.ids], rendered.mask))
+
+# %% [markdown] id="sft-batch-look"
+# Seen from above, a batch of conversations: whole conversations packed into rows, grey where nothing is trained.
+
+# %% id="sft-batch"
+from nanochat_lib.loader import ChatLoader
+
+with ChatLoader(sft_mixture(run.world, config.sft.conversations), tokenizer, 8, context, prefetch=0) as loader:
+    batch = next(islice(loader, 20, None))
+show(strips.batch_grid(batch.inputs, tokenizer.bos_id, batch.targets, "A batch of conversations"))
+
+# %% [markdown] id="sft-run-look"
+# The learning rate starts lower than in pretraining and falls to zero: the model must keep what it knows while it
+# learns how to say it.
+
+# %% id="sft"
+sft_stage = run.sft()
+show(plots.loss_curve(metrics(), "sft"))
+tables.figures_table(sft_stage.figures)
+
+# %% [markdown] id="sft-compare-look"
+# The same questions to the model before and after SFT. Both write the likeliest token each time, so any difference is
+# training.
+
+# %% id="sft-compare"
+from functools import cache
+
+from nanochat_lib.conversation import render_for_completion
+from nanochat_lib.engine import Engine
+
+
+@cache
+def engine(stage):
+    """The text generator of one of the run's models."""
+    model, params, _ = run.load_model(stage)
+    return Engine(model, params, tokenizer)
+
+
+def ask(stage, conversations, max_tokens=48):
+    """Greedy answers of one of the run's models ("base", "sft", "rl") to the last question of each conversation."""
+    prompts = [render_for_completion(tokenizer, conversation) for conversation in conversations]
+    rows = engine(stage).generate_batch(prompts, max_tokens=max_tokens, temperature=0.0).sequences
+    return [tokenizer.decode(row[len(prompt) :]) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+some = questions[::2]
+asked = [conversation["messages"][0]["content"] for conversation in some]
+before_after = zip(asked, ask("base", some), ask("sft", some), strict=True)
+tables.Table(("question", "base", "after SFT"), list(before_after), wide=("base", "after SFT"))
+
+# %% [markdown] id="rl-title"
+# ## 6. Reinforcement learning (RL)
+#
+# SFT imitates given answers. In RL the model writes its own, several to each question, and a checker says which are
+# right: *reward* 1 or 0. An answer is made likelier if it is better than the others to the same question, and less
+# likely if it is worse:
+#
+# $$ \text{advantage}_{q,s} = \text{reward}_{q,s} - \text{mean}_s\,\text{reward}_{q,s} . $$
+#
+# Below are the rewards of real answers of the SFT model, to the questions of one RL step.
+
+# %% id="rl-advantages"
+from nanochat_lib.rl import rollout
+from nanochat_lib.tasks.primer import rl_task
+
+train_questions = rl_task(config.rl.task, run.world, "train")
+first = list(range(config.rl.questions_per_step))
+_, _, rewards = rollout(
+    engine("sft"), tokenizer, train_questions, first, config.rl.samples, config.rl, seed=config.seed
+)
+show(strips.advantage_plot(rewards[:8]))
+
+# %% [markdown] id="rl-advantages-look"
+# A row whose answers are all right, or all wrong, has advantage 0 everywhere: it teaches nothing. So RL needs
+# questions that the model gets right *sometimes*. The figure `groups that taught nothing` counts the others.
+
+# %% id="rl"
+rl_stage = run.rl()
+show(plots.reward_curve(metrics()))
+tables.figures_table(rl_stage.figures)
+
+# %% [markdown] id="rl-pass-look"
+# *pass@k* is the share of questions with at least one right answer among k samples. If pass@1 rises toward what
+# pass@k was before, RL has made the model choose what it could already do; new abilities would lift pass@k as well.
+
+# %% [markdown] id="chat-title"
+# ## 7. Chat evaluation
+#
+# Three models, the same unseen questions. A task with offered answers is scored by likelihood, an open one by what
+# the model writes. The thin lines are one standard error: smaller differences mean nothing. *ChatCORE* is the mean of
+# the centred scores.
+
+# %% id="chat"
+chat_stage = run.eval_chat()
+show(bars.before_after_bars(chat_stage.figures["stages"]))
+tables.chat_table(chat_stage.figures["stages"])
+
+# %% [markdown] id="chat-samples-look"
+# Scores hide how a model is wrong. Read a few answers.
+
+# %% id="chat-samples"
+tables.answers_table(chat_stage.figures["samples"])
+
+# %% [markdown] id="own-title"
+# ## 8. Your turn
+#
+# Ask your own question; change it and run the cell again. It is a very small model that knows one small world and
+# some Python documentation, so stay near what you saw above. `nanochat chat` opens the same model in a terminal.
+
+# %% id="own"
+question = asked[0]
+print(question)
+print(ask("rl", [{"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]}])[0])
+
+# %% [markdown] id="report-title"
+# ## 9. Report
+#
+# Everything above in one page to keep or to send: `report.html` in the run's folder, with `report.json` beside it for
+# programs.
+
+# %% id="report"
+report = run.report()
+tables.summary_table(report)
+
+# %% id="report-time"
+times = {tables.STAGE_TITLES[name]: stage["seconds"] for name, stage in report["stages"].items() if stage}
+show(bars.time_bars(times))
+print(f"report.html is in {run.dir}")
+tables.time_table(report)
+
+# %% [markdown] id="next"
+# ## What you have seen
+#
+# - One objective, next-token prediction, gave language, facts and the form of a chat; only the data and the mask
+# changed.
+# - A number means something beside its yardstick: the byte bigram for bpb, guessing for choices, the model before for
+# RL.
+# - RL did not add knowledge: it made right answers, which the model already gave sometimes, likelier.
+#
+# Try next: another `seed` (how much do the scores move?), `overrides = "pretrain.steps=200"` (what breaks first,
+# facts or spelling?), or `corpus` with your own text.

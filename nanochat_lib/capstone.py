@@ -1,0 +1,117 @@
+"""`nanochat run`: executes the capstone notebook with papermill and shows what its kernel is doing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from nanochat_lib import presets
+from nanochat_lib.errors import UserError
+from nanochat_lib.pipeline import open_run
+from nanochat_lib.presets import RunConfig
+from nanochat_lib.progress import format_seconds
+
+NOTEBOOK = Path(__file__).resolve().parent.parent / "chapters" / "12_capstone.ipynb"
+POLL_SECONDS = 0.5
+LINE_SECONDS = 10.0  # between lines when the output is not a terminal
+
+
+class ProgressView(threading.Thread):
+    """Shows the newest line of the kernel's progress file: in place on a terminal, now and then in a log."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self.path, self.stopped = path, threading.Event()
+        self.terminal = sys.stderr.isatty()
+
+    def run(self) -> None:
+        shown, waited = "", LINE_SECONDS
+        while not self.stopped.wait(POLL_SECONDS):
+            waited += POLL_SECONDS
+            line = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            new_stage = line.split(":")[0] != shown.split(":")[0]
+            if line == shown or not (self.terminal or new_stage or waited >= LINE_SECONDS):
+                continue
+            if self.terminal:
+                end = "\n" if new_stage and shown else ""
+                width = os.get_terminal_size(sys.stderr.fileno()).columns - 1
+                sys.stderr.write(f"{end}\r\x1b[K{line[:width]}")
+            else:
+                sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+            shown, waited = line, 0.0
+        if self.terminal and shown:
+            sys.stderr.write("\n")
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.join()
+
+
+def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
+    """Executes the capstone in `run_dir`; started again, it continues where it stopped.
+
+    Bad input is found before a kernel starts. A UserError of the notebook comes out as one; any other failure names the
+    cell and the executed notebook that holds the traceback.
+    """
+    if not NOTEBOOK.exists():
+        raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
+    run = open_run(run_dir, config)
+    run.corpus  # a broken corpus is found here, in one line
+    run.close()
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    folder = Path(run_dir).resolve()
+    output = folder / "capstone.ipynb"
+    print(f"{config.preset}: running {NOTEBOOK.name} in {folder} (stop it any time; the same command continues)")
+    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not a user-wide one
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["NANOCHAT_PROGRESS_FILE"] = str(Path(scratch) / "progress")
+        view = ProgressView(Path(os.environ["NANOCHAT_PROGRESS_FILE"]))
+        view.start()
+        try:
+            papermill.execute_notebook(
+                str(NOTEBOOK),
+                str(output),
+                parameters={"preset": config.preset, "run_dir": str(folder), "overrides": overrides(run.config)},
+                kernel_name="python3",
+                cwd=str(folder),
+                progress_bar=False,
+            )
+        except PapermillExecutionError as e:
+            if e.ename == "UserError":
+                raise UserError(e.evalue) from None
+            raise RuntimeError(f"cell {e.exec_count} failed with {e.ename}: {e.evalue}; see {output}") from e
+        finally:
+            view.stop()
+            os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
+    print(summary(folder))
+
+
+def overrides(config: RunConfig) -> str:
+    """What `config` changes in its preset, as the notebook's `overrides` parameter: "pretrain.steps=100 seed=1"."""
+    base, mine = presets.flatten(presets.preset(config.preset)), presets.flatten(config)
+    return shlex.join(f"{name}={value}" for name, value in mine.items() if base[name] != value)
+
+
+def summary(folder: Path) -> str:
+    """The closing lines of a run: figures, report, and how to talk to the model."""
+    from nanochat_lib.storage import read_json
+
+    report = read_json(folder / "report.json")
+    stages = report["stages"]
+    figures = [
+        f"bits per byte {stages['pretrain']['val_bpb_first']:.2f} → {stages['pretrain']['val_bpb_last']:.2f}",
+        f"CORE {stages['eval_base']['core']:.2f}",
+        f"RL reward {stages['rl']['reward_first']:.2f} → {stages['rl']['reward_last']:.2f}",
+    ]
+    return (
+        f"done in {format_seconds(report['total_seconds'])}: {', '.join(figures)}\n"
+        f"report   {folder / 'report.html'}\n"
+        f"chat     nanochat chat --run-dir {os.path.relpath(folder)}"
+    )

@@ -1,0 +1,232 @@
+"""A batch of answers in the making: one compiled prefill, then compiled decode steps on a KV cache, and tool use.
+
+The device runs many steps on its own and hands control back only when a row closes a tool call, when all rows have
+ended, or when the caller wants the tokens. What the host does per token is then next to nothing, however many rows.
+
+Tool use follows nanochat: when a row closes `<|python_start|> … <|python_end|>`, the calculator's result is put into
+the row as `<|output_start|> … <|output_end|>`. These forced tokens count as part of the answer and carry mask 0.
+
+Rows end at `<|assistant_end|>` or `<|bos|>`, or at their limit. An ended row is frozen: no more tokens, no tools.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nanochat_lib.calculator import calculate
+from nanochat_lib.sampling import next_power, sample
+from nanochat_lib.sizing import GPTConfig
+
+CHUNK = 32  # most decode steps of one dispatch
+SHORTEST = 16  # prompts and caches are padded to powers of two from here on, so that few shapes compile
+COMPILES: Counter[str] = Counter()  # how often "prefill" and "decode" were compiled in this process
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """An expression the model asked to evaluate, and the value (None: no result, nothing was inserted)."""
+
+    expression: str
+    result: int | float | None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Rows in the order of the prompts, the samples of a prompt next to each other. Unpacks as (sequences, masks)."""
+
+    sequences: list[list[int]] = field(default_factory=list)  # prompt and answer
+    masks: list[list[int]] = field(default_factory=list)  # 1 for a token the model sampled
+    finished: list[str] = field(default_factory=list)  # "end" (the model's own end token) or "length"
+    tool_calls: list[list[ToolCall]] = field(default_factory=list)
+    logprobs: list[list[float]] = field(default_factory=list)  # of sampled tokens, before temperature and top-k; else 0
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        return iter((self.sequences, self.masks))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is fixed while compiled: the model's functions and shape, the dtype, and the tokens that matter."""
+
+    model: Any
+    config: GPTConfig
+    dtype: str
+    vocab: int  # the tokenizer's, which may be smaller than the model's
+    ends: tuple[int, int]  # assistant_end, bos
+    python: tuple[int, int]  # start, end
+    output: tuple[int, int]
+
+
+class Options(NamedTuple):
+    """How to sample; the first two are run-time numbers of the compiled functions."""
+
+    temperature: float
+    top_k: int
+    candidates: int
+    logprobs: bool
+
+
+@partial(jax.jit, static_argnames=("setup", "num_samples", "cache_len", "candidates"))
+def compiled_prefill(params, idx, lengths, keys, temperature, top_k, *, setup, num_samples, cache_len, candidates):
+    """Prompts (P, T) -> the first token of each of the P·num_samples rows, its log-probability, and the rows' cache."""
+    COMPILES["prefill"] += 1
+    cache = setup.model.init_cache(setup.config, idx.shape[0], cache_len, setup.dtype)
+    logits, cache = setup.model.prefill(setup.config, params, idx, lengths, cache, dtype=setup.dtype)
+    logits, cache = jnp.repeat(logits, num_samples, axis=0), setup.model.repeat_cache(cache, num_samples)
+    return *sample(logits, keys, 0, temperature, top_k, candidates, setup.vocab), cache
+
+
+@partial(jax.jit, static_argnames=("setup", "candidates"), donate_argnames=("cache",))
+def compiled_decode(
+    params, cache, token, keys, forced, alive, limit, step, steps, temperature, top_k, *, setup, candidates
+):
+    """Up to `steps` more tokens; fewer when a living row closes a tool call or none is left.
+
+    token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
+    a row may hold, of which `step` are there. Returns (tokens (B, CHUNK) with -1 where there is none,
+    log-probabilities, newest token, cache).
+    """
+    COMPILES["decode"] += 1
+    ends = jnp.array(setup.ends, jnp.int32)
+
+    def proceed(state):
+        n, alive, paused = state[:3]
+        return (n < steps) & alive.any() & ~paused
+
+    def advance(state):
+        n, alive, _, tokens, logprobs, token, cache = state
+        logits, cache = setup.model.decode(setup.config, params, token, cache, dtype=setup.dtype)
+        sampled, logprob = sample(logits, keys, step + n, temperature, top_k, candidates, setup.vocab)
+        token = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
+        tokens = tokens.at[:, n].set(jnp.where(alive, token, -1))
+        logprobs = logprobs.at[:, n].set(logprob)
+        alive &= ~jnp.isin(token, ends) & (step + n + 1 < limit)
+        return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, logprobs, token, cache
+
+    blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32)
+    state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, cache))
+    return state[3:]
+
+
+class Batch:
+    """Rows on their way: their tokens, which of them live, what is to be inserted, and the device's state.
+
+    `samples` numbers the answers that every prompt gets; a row's index is prompt · len(samples) + place in `samples`.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        params: dict[str, jax.Array],
+        tokenizer: Any,
+        prompts: list[list[int]],
+        limits: list[int],
+        samples: range,
+        keys: jax.Array,
+        options: Options,
+    ) -> None:
+        self.setup, self.params, self.tokenizer = setup, params, tokenizer
+        self.prompts, self.samples, self.keys, self.options = prompts, len(samples), keys, options
+        self.limit = np.zeros(len(keys), np.int32)  # rows past the last prompt only fill up the compiled shape
+        self.limit[: len(prompts) * len(samples)] = np.repeat(limits, len(samples))
+        self.alive = self.limit > 0
+        shape = (len(keys), int(self.limit.max()) + CHUNK)
+        self.tokens = np.full(shape, -1, np.int32)  # -1 where the row had ended
+        self.forced = np.full(shape, -1, np.int32)  # tokens to insert, -1 where the model chooses
+        self.logprobs = np.zeros(shape, np.float32)
+        self.calls: list[list[ToolCall]] = [[] for _ in self.limit]
+        self.step = 0  # tokens that every living row holds
+
+    def advance(self, steps: int) -> None:
+        """At least one and at most `steps` more tokens. At least one row must be alive."""
+        if self.step == 0:
+            tokens, logprobs = self.prefill()
+        else:
+            forced = self.forced[:, self.step : self.step + CHUNK]
+            state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
+            state += self.options.temperature, self.options.top_k
+            tokens, logprobs, self.newest, self.cache = compiled_decode(
+                self.params, *state, setup=self.setup, candidates=self.options.candidates
+            )
+        self.append(np.asarray(tokens), logprobs)
+
+    def prefill(self) -> tuple[np.ndarray, jax.Array]:
+        """Fills the cache with the prompts and takes the first token of every row."""
+        lengths, context = [len(prompt) for prompt in self.prompts], self.setup.config.sequence_len
+        shape = len(self.keys) // self.samples, min(next_power(max(lengths), SHORTEST), context)
+        idx = np.full(shape, self.setup.ends[1], np.int32)
+        for row, prompt in enumerate(self.prompts):
+            idx[row, : len(prompt)] = prompt
+        lengths = np.array(lengths + [1] * (len(idx) - len(lengths)), np.int32)
+        longest = int((lengths + self.limit[:: self.samples]).max())
+        self.newest, logprob, self.cache = compiled_prefill(
+            self.params,
+            idx,
+            lengths,
+            self.keys,
+            self.options.temperature,
+            self.options.top_k,
+            setup=self.setup,
+            num_samples=self.samples,
+            cache_len=min(next_power(longest, SHORTEST), context),
+            candidates=self.options.candidates,
+        )
+        return np.where(self.alive, self.newest, -1)[:, None], logprob[:, None]
+
+    def append(self, tokens: np.ndarray, logprobs: jax.Array) -> None:
+        """Takes in new columns: unused ones, -1 in every row, come last; only the last used one closes tool calls."""
+        used = int((tokens >= 0).any(axis=0).sum())
+        tokens, new = tokens[:, :used], slice(self.step, self.step + used)
+        self.tokens[:, new] = tokens
+        if self.options.logprobs:
+            self.logprobs[:, new] = np.asarray(logprobs)[:, :used]
+        self.step += used
+        self.alive &= ~np.isin(tokens, self.setup.ends).any(axis=1) & (self.step < self.limit)
+        for row in np.flatnonzero(self.alive & (tokens[:, -1] == self.setup.python[1])):
+            self.use_tool(row)
+
+    def use_tool(self, row: int) -> None:
+        """Row `row` has just closed a tool call: evaluates it and plans to insert the result."""
+        (start, end), (output_start, output_end) = self.setup.python, self.setup.output
+        written = self.tokens[row, : self.step - 1].tolist()
+        opened = _last(written, start)
+        if opened <= _last(written, end) or opened == len(written) - 1:
+            return  # never opened, closed before, or nothing between the markers
+        expression = self.tokenizer.decode(written[opened + 1 :])
+        value = calculate(expression)
+        self.calls[row].append(ToolCall(expression, value))
+        if value is None:
+            return
+        output = [output_start, *self.tokenizer.encode(str(value)), output_end]
+        if self.step + len(output) <= self.limit[row]:
+            self.forced[row, self.step : self.step + len(output)] = output
+        else:
+            self.alive[row] = False  # half a result would be worse than none: the row ends here, for length
+
+    def collect(self, done: Generated, include_end: bool) -> None:
+        """Appends the finished rows to `done`."""
+        for row in range(len(self.prompts) * self.samples):
+            prompt = self.prompts[row // self.samples]
+            count = int((self.tokens[row] >= 0).sum())
+            ended = count > 0 and int(self.tokens[row, count - 1]) in self.setup.ends
+            count -= ended and not include_end
+            sampled = self.forced[row, :count] < 0
+            done.sequences.append(prompt + self.tokens[row, :count].tolist())
+            done.masks.append([0] * len(prompt) + sampled.astype(int).tolist())
+            done.finished.append("end" if ended else "length")
+            done.tool_calls.append(self.calls[row])
+            if self.options.logprobs:
+                done.logprobs.append([0.0] * len(prompt) + np.where(sampled, self.logprobs[row, :count], 0.0).tolist())
+
+
+def _last(tokens: list[int], token: int) -> int:
+    """Index of the last `token`, -1 if there is none."""
+    return len(tokens) - 1 - tokens[::-1].index(token) if token in tokens else -1

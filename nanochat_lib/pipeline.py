@@ -1,0 +1,399 @@
+"""A run: its folder, its stages in order, and what can be reused when it is started again.
+
+The capstone notebook calls the stage methods one by one; `nanochat run` executes that notebook with papermill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from nanochat_lib import presets
+from nanochat_lib.errors import UserError
+from nanochat_lib.presets import RunConfig
+from nanochat_lib.storage import atomic_write_json, free_bytes, read_json
+
+STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
+CHAT_STAGES = {"base": "base", "sft": "sft", "rl": "rl"}  # model -> folder of its checkpoints
+NAMED_CORPORA = ("primer", "climbmix")  # everything else is a path
+FORMAT = 1  # of the stage records; a new number makes old ones stale
+MIN_FREE_BYTES = 300 * 2**20
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a finished stage left: its figures, the seconds it took, and whether they come from an earlier start."""
+
+    name: str
+    seconds: float
+    figures: dict
+    reused: bool
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    """`runs/<preset>` under the current folder, `runs/<preset>-seed<n>` for a seed other than 0."""
+    return Path("runs") / (config.preset if config.seed == 0 else f"{config.preset}-seed{config.seed}")
+
+
+def check_runnable(config: RunConfig) -> None:
+    """Raises UserError when this machine or this version cannot run `config`, before anything is spent."""
+    import jax
+
+    presets.validate(config)
+    target, have = config.target, jax.default_backend()
+    if target.kind != "cpu" and target.kind != have:
+        raise UserError(
+            f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here; "
+            "use --preset cpu, or install the matching extra (NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
+        )
+    if target.devices > 1:
+        raise UserError(
+            f"preset {config.preset} is for {target.devices} devices, training runs on one device so far; "
+            "use --preset cpu or gpu-1-d12"
+        )
+    for name, value, known in (("sft.mixture", config.sft.mixture, ("primer",)), ("rl.task", config.rl.task, RL_TASKS)):
+        if value not in known:
+            raise UserError(f"{name} {value!r} has no data loader so far; use -s {name}={known[0]}")
+
+
+RL_TASKS = ("primer-word-sums", "primer-spelling")
+
+
+def open_run(run_dir: str | Path, config: RunConfig) -> Run:
+    """The run in `run_dir`, created there when the folder is new.
+
+    Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
+    written, or when its disk is nearly full.
+    """
+    if config.data.corpus not in NAMED_CORPORA:  # the notebook's kernel runs in another folder
+        path = Path(config.data.corpus).expanduser().absolute()
+        config = replace(config, data=replace(config.data, corpus=str(path)))
+    check_runnable(config)
+    folder = Path(run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+    except OSError as e:
+        raise UserError(f"run folder {folder} cannot be written ({e.strerror}); choose another with --run-dir") from None
+    free = free_bytes(folder)
+    if free < MIN_FREE_BYTES:
+        raise UserError(
+            f"{folder}: {free / 2**20:.0f} MB of disk are free, a run needs {MIN_FREE_BYTES / 2**20:.0f} MB; "
+            "free some space or choose another --run-dir"
+        )
+    saved, path = presets.to_dict(config), folder / "config.json"
+    if path.exists():
+        check_same(folder, read_json(path), saved)
+    else:
+        atomic_write_json(path, saved)
+    return Run(folder, config, lock)
+
+
+def _lock(folder: Path) -> object:
+    """Holds `folder` for this process; released when the process ends, however it ends."""
+    import fcntl
+
+    handle = open(folder / ".lock", "a", encoding="utf-8")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise UserError(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
+    return handle
+
+
+def check_same(folder: Path, saved: dict, wanted: dict) -> None:
+    """Raises UserError naming the settings in which the run in `folder` differs from the one asked for."""
+
+    def flat(node: dict, prefix: str = "") -> dict:
+        leaves = {}
+        for key, value in node.items():
+            leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        return leaves
+
+    old, new = flat(saved), flat(wanted)
+    differing = [n for n in sorted(old.keys() | new.keys()) if n != "about" and old.get(n) != new.get(n)]
+    if differing:
+        named = ", ".join(f"{n} {old.get(n)!r} (asked for {new.get(n)!r})" for n in differing[:3])
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise UserError(f"{folder} holds a run with {named}{more}; use another --run-dir or the same settings")
+
+
+class Run:
+    """One run folder. Each stage method does the stage's work, or returns what an earlier start left."""
+
+    def __init__(self, folder: Path, config: RunConfig, lock: object = None) -> None:
+        self.dir, self.config, self._lock = folder, config, lock
+
+    def close(self) -> None:
+        """Lets go of the folder, so that another process may open the run."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    # What the stages share -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def corpus(self):
+        from nanochat_lib.corpus import open_corpus
+
+        return open_corpus(self.config.data, self.config.seed)
+
+    @cached_property
+    def world(self):
+        from nanochat_lib.primer.world import World
+
+        return World(self.config.seed)
+
+    @cached_property
+    def metrics(self):
+        from nanochat_lib.trainer import MetricsLog
+
+        return MetricsLog(self.dir / "metrics.jsonl")
+
+    def load_tokenizer(self):
+        """The run's trained tokenizer."""
+        from nanochat_lib.tokenizer import Tokenizer
+
+        return Tokenizer.load(self.dir / "tokenizer")
+
+    def load_model(self, stage: str):
+        """(GPTConfig, parameters, tokenizer) of the newest checkpoint of "base", "sft" or "rl"."""
+        from nanochat_lib.sft import load_model
+
+        tokenizer = self.load_tokenizer()
+        model, params, _ = load_model(self.dir / CHAT_STAGES[stage], tokenizer)
+        return model, params, tokenizer
+
+    # Bookkeeping -----------------------------------------------------------------------------------------------------
+
+    def _record(self, name: str) -> Path:
+        return self.dir / "stages" / f"{name}.json"
+
+    def _stage(self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]) -> StageResult:
+        """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
+        before = [read_json(self._record(need))["key"] for need in needs]
+        settings = {part: _plain(getattr(self.config, part)) for part in parts}
+        text = json.dumps([FORMAT, name, settings, self.corpus.fingerprint, before], sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        path = self._record(name)
+        earlier = read_json(path) if path.exists() else {}
+        if earlier.get("key") == key and earlier["finished"]:
+            print(f"{name}: reused, it took {earlier['seconds']:.0f} s when it ran")
+            return StageResult(name, earlier["seconds"], earlier["figures"], reused=True)
+        if earlier and earlier.get("key") != key:
+            raise UserError(
+                f"{self.dir}: {name} was begun with other inputs (the corpus or its Python version changed); "
+                "use another --run-dir"
+            )
+        path.parent.mkdir(exist_ok=True)
+        spent = earlier.get("seconds", 0.0)
+        began = time.monotonic()
+        record = {"name": name, "key": key, "seconds": spent, "figures": {}, "finished": False}
+        atomic_write_json(path, record)
+        try:
+            record["figures"] = work() | {"peak_memory_gb": peak_memory_gb()}
+            record["finished"] = True
+        finally:
+            record["seconds"] = spent + time.monotonic() - began
+            atomic_write_json(path, record)
+        return StageResult(name, record["seconds"], record["figures"], reused=False)
+
+    # The stages ------------------------------------------------------------------------------------------------------
+
+    def tokenizer(self) -> StageResult:
+        """Trains the tokenizer on the corpus."""
+
+        def work() -> dict:
+            from nanochat_lib.tokenizer import Tokenizer
+
+            settings = self.config.tokenizer
+            tokenizer = Tokenizer.train(
+                self.corpus.documents("tokenizer"), settings.vocab_size, max_chars=settings.max_chars,
+                doc_cap=settings.doc_cap,
+            )  # fmt: skip
+            tokenizer.save(self.dir / "tokenizer")
+            held_out = list(self.corpus.documents("val"))
+            size = sum(len(text.encode()) for text in held_out)
+            report = self.corpus.report
+            return {
+                "vocab_size": tokenizer.vocab_size,
+                "bytes_per_token": size / sum(len(ids) for ids in tokenizer.encode(held_out)),
+                "documents": report.documents,
+                "characters": report.characters,
+                "empty": report.empty,
+                "broken": [list(pair) for pair in report.broken],
+                "fingerprint": tokenizer.fingerprint,
+                "examples": [
+                    [tokenizer.decode([i]) for i in tokenizer.encode(text)]
+                    for text in ("Hello world! It's 12345.", held_out[0][:120])
+                ],
+            }
+
+        return self._stage("tokenizer", ("seed", "data", "tokenizer"), (), work)
+
+    def pretrain(self) -> StageResult:
+        """Trains the base model on the corpus."""
+        self.tokenizer_needed()
+
+        def work() -> dict:
+            from nanochat_lib.pretrain import SAMPLE_PROMPTS, pretrain
+
+            prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
+            return pretrain(
+                self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts
+            )
+
+        return self._stage("pretrain", ("seed", "model", "pretrain"), ("tokenizer",), work)
+
+    def tokenizer_needed(self) -> None:
+        """Stages need the ones before them: runs what is missing, reuses what is there."""
+        self._need("tokenizer")
+
+    def _need(self, *names: str) -> None:
+        for name in names:
+            path = self._record(name)
+            if not (path.exists() and read_json(path).get("finished")):
+                getattr(self, name)()
+
+    def eval_base(self) -> StageResult:
+        """Scores the base model, and the untrained one beside it, on the CORE-shaped bundle of the world."""
+        self._need("tokenizer", "pretrain")
+
+        def work() -> dict:
+            import jax
+
+            from nanochat_lib import gpt
+            from nanochat_lib.evaluate.core import evaluate_core
+            from nanochat_lib.hardware import compute_dtype
+            from nanochat_lib.primer.bundle import FACT_TASKS, write_core_bundle
+
+            bundle = self.dir / "core_bundle"
+            write_core_bundle(self.world, bundle)
+            model, params, tokenizer = self.load_model("base")
+            options = {
+                "max_per_task": self.config.evaluation.core_max_per_task,
+                "rows": self.config.evaluation.batch_rows,
+                "dtype": compute_dtype(self.config.model.dtype, jax.default_backend()),
+            }
+            untrained = gpt.init_params(model, jax.random.key(self.config.seed))
+            before = evaluate_core(model, untrained, tokenizer, bundle, title="core, untrained", **options)
+            after = evaluate_core(model, params, tokenizer, bundle, title="core", **options)
+            for label, figures in after["core_tasks"].items():
+                figures["centered_untrained"] = before["core_tasks"][label]["centered"]
+            return after | {
+                "core_before": before["core"],
+                "core_facts": sum(after["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
+                "core_facts_before": sum(before["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
+            }
+
+        return self._stage("eval_base", ("evaluation",), ("pretrain",), work)
+
+    def sft(self) -> StageResult:
+        """Fine-tunes the base model on conversations."""
+        self._need("tokenizer", "pretrain")
+
+        def work() -> dict:
+            from nanochat_lib.sft import sft
+            from nanochat_lib.tasks.primer import sft_mixture, sft_validation
+
+            mixture = sft_mixture(self.world, self.config.sft.conversations)
+            return sft(
+                self.config, self.load_tokenizer(), mixture, sft_validation(self.world), self.dir / "base",
+                self.dir / "sft", self.metrics,
+            )  # fmt: skip
+
+        return self._stage("sft", ("sft",), ("pretrain",), work)
+
+    def rl(self) -> StageResult:
+        """Improves the fine-tuned model on its RL task."""
+        self._need("tokenizer", "pretrain", "sft")
+
+        def work() -> dict:
+            from nanochat_lib.rl import rl
+            from nanochat_lib.tasks.primer import rl_task
+
+            train, held_out = (rl_task(self.config.rl.task, self.world, split) for split in ("train", "test"))
+            return rl(
+                self.config, self.load_tokenizer(), train, held_out, self.dir / "sft", self.dir / "rl", self.metrics
+            )
+
+        return self._stage("rl", ("rl",), ("sft",), work)
+
+    def eval_chat(self) -> StageResult:
+        """Scores the base, the fine-tuned and the RL model on the chat tasks, and keeps a few of their answers."""
+        self._need("tokenizer", "pretrain", "sft", "rl")
+
+        def work() -> dict:
+            from nanochat_lib.evaluate.chat import chat_samples, evaluate_chat
+            from nanochat_lib.tasks.primer import chat_eval_tasks, sample_questions
+
+            settings = self.config.evaluation
+            stages, samples = {}, []
+            for stage in CHAT_STAGES:
+                model, params, tokenizer = self.load_model(stage)
+                engine = self._engine(model, params, tokenizer)
+                stages[stage] = evaluate_chat(
+                    engine, tokenizer, chat_eval_tasks(self.world), max_per_task=settings.chat_max_per_task,
+                    rows=settings.batch_rows, max_new_tokens=settings.chat_max_new_tokens, title=f"chat, {stage}",
+                )  # fmt: skip
+                questions = sample_questions(self.world)
+                samples += chat_samples(engine, tokenizer, questions, stage, settings.chat_max_new_tokens)
+            return {"stages": stages, "samples": samples}
+
+        return self._stage("eval_chat", ("evaluation",), ("rl",), work)
+
+    def _engine(self, model, params, tokenizer):
+        import jax
+
+        from nanochat_lib.engine import Engine
+        from nanochat_lib.hardware import compute_dtype
+
+        return Engine(model, params, tokenizer, dtype=compute_dtype(self.config.model.dtype, jax.default_backend()))
+
+    def report(self) -> dict:
+        """Writes report.json, report.md and report.html from whatever stages are there; returns report.json's content."""
+        from nanochat_lib.report import write_report
+
+        return write_report(self.dir)
+
+
+def _plain(value: object) -> object:
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def peak_memory_gb() -> float:
+    """The largest resident memory this process has had, in GB (10⁹ bytes)."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+def last_stage(run_dir: Path) -> str:
+    """The furthest trained model in `run_dir`: "rl", "sft" or "base"."""
+    from nanochat_lib import checkpoint
+
+    for stage in reversed(CHAT_STAGES):
+        if checkpoint.latest(run_dir / CHAT_STAGES[stage])[0] is not None:
+            return stage
+    raise UserError(f"{run_dir} holds no trained model; run `nanochat run --run-dir {run_dir}` first")
+
+
+def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) -> None:
+    """Talks to the model of a run in the terminal. `options` are serve.terminal.chat's."""
+    from nanochat_lib.serve.terminal import chat
+
+    folder = Path(run_dir)
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
+    run = Run(folder, presets.from_dict(read_json(folder / "config.json")))
+    stage = stage or last_stage(folder)
+    model, params, tokenizer = run.load_model(stage)
+    chat(run._engine(model, params, tokenizer), tokenizer, title=f"{folder} · {stage}", **options)

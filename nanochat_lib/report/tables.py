@@ -1,0 +1,262 @@
+"""The report's tables: plain rows that show themselves in a notebook, in Markdown and in the HTML page.
+
+Every cell is text by the time it is in a Table, and escaped when it is written: what a model said can never run.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from dataclasses import dataclass
+
+from nanochat_lib.progress import format_seconds
+
+NOT_EVALUATED = "not evaluated"
+STAGE_TITLES = {
+    "tokenizer": "Tokenizer training",
+    "pretrain": "Base model training",
+    "eval_base": "Base model evaluation",
+    "sft": "Chat SFT",
+    "rl": "Chat RL",
+    "eval_chat": "Chat evaluation",
+}
+MAX_TEXT = 400  # characters of a model's answer that a table shows
+FIGURES = {  # name in report.json -> (label, kind)
+    "vocab_size": ("vocabulary", "count"),
+    "bytes_per_token": ("bytes per token, held-out text", "number"),
+    "documents": ("documents", "count"),
+    "characters": ("characters", "count"),
+    "empty": ("empty documents left out", "count"),
+    "params": ("parameters", "count"),
+    "steps": ("optimiser steps", "count"),
+    "tokens": ("tokens trained on", "count"),
+    "epochs": ("epoch reached", "count"),
+    "val_bpb_first": ("bits per byte before, real text", "number"),
+    "val_bpb_last": ("bits per byte after, real text", "number"),
+    "byte_bigram_bpb": ("bits per byte of a byte-bigram model", "number"),
+    "bigram_ratio": ("after ÷ bigram", "number"),
+    "val_bpb_world_first": ("bits per byte before, world", "number"),
+    "val_bpb_world_last": ("bits per byte after, world", "number"),
+    "tokens_per_s": ("tokens per second", "count"),
+    "mfu": ("MFU (share of the machine's peak)", "percent"),
+    "flops_per_token": ("FLOPs per token", "big"),
+    "train_seconds": ("seconds in training steps", "count"),
+    "core": ("CORE", "number"),
+    "core_before": ("CORE of the untrained model", "number"),
+    "core_facts": ("CORE on the world's facts", "number"),
+    "core_facts_before": ("the same, untrained", "number"),
+    "conversations": ("conversations", "count"),
+    "dropped": ("conversations dropped", "count"),
+    "truncated": ("conversations truncated", "count"),
+    "val_loss_first": ("held-out loss before (nats per token)", "number"),
+    "val_loss_last": ("held-out loss after", "number"),
+    "task": ("task", "text"),
+    "questions": ("questions", "count"),
+    "reward_first": ("held-out reward before", "percent"),
+    "reward_last": ("held-out reward after", "percent"),
+    "reward_greedy_first": ("greedy reward before", "percent"),
+    "reward_greedy_last": ("greedy reward after", "percent"),
+    "pass_at_k_first": ("pass@1…k before", "percents"),
+    "pass_at_k_last": ("pass@1…k after", "percents"),
+    "collapsed_share": ("groups that taught nothing (equal rewards)", "percent"),
+    "peak_memory_gb": ("peak memory so far (GB)", "number"),
+}
+
+
+def number(value: object, kind: str = "number") -> str:
+    """A figure as text; None and NaN are "–"."""
+    if isinstance(value, list):
+        return " / ".join(number(v, kind.rstrip("s")) for v in value)
+    if kind == "text" or isinstance(value, (str, bool)):
+        return str(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "–"
+    if kind == "percent":
+        return f"{value:.1%}" if 0 < abs(value) < 0.1 else f"{value:.0%}"
+    if kind == "count":
+        return f"{value:,.0f}"
+    if kind == "short":
+        return f"{value:.2f}"
+    if kind == "big":
+        return f"{value:.2e}"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
+
+
+def clean(text: object) -> str:
+    """Text with control characters made visible, cut after MAX_TEXT characters."""
+    shown = "".join(
+        c if c.isprintable() or c == "\n" else "�" for c in str(text).replace("\r\n", "\n").replace("\t", " ")
+    )
+    return shown if len(shown) <= MAX_TEXT else shown[:MAX_TEXT] + "…"
+
+
+def md_escape(text: object) -> str:
+    """Text as literal Markdown, safe inside a table cell."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", clean(text).replace("&", "&amp;"))
+    return escaped.strip("\n").replace("\n", "<br>")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names and rows of text. Columns named in `wide` hold prose, the others are numbers, set to the right."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    wide: tuple[str, ...] = ()
+
+    def _left(self, index: int) -> bool:
+        return index == 0 or self.columns[index] in self.wide
+
+    def _repr_html_(self) -> str:
+        def cell(tag: str, index: int, text: str) -> str:
+            side = "left" if self._left(index) else "right"
+            style = f"text-align:{side};white-space:pre-wrap;vertical-align:top"
+            return f'<{tag} style="{style}">{clean(text)}</{tag}>'
+
+        head = "".join(cell("th", i, name) for i, name in enumerate(self.columns))
+        body = "".join(
+            "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>\n" for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+
+    def to_markdown(self) -> str:
+        marks = [":---" if self._left(i) else "---:" for i in range(len(self.columns))]
+        rows = [self.columns, None, *self.rows]
+        return "\n".join("| " + " | ".join(marks if row is None else map(md_escape, row)) + " |" for row in rows)
+
+    def __repr__(self) -> str:
+        rows = [self.columns, *self.rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
+        return "\n".join("  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in rows)
+
+
+def figures_table(figures: dict) -> Table:
+    """The known single figures of a stage, in a fixed order; what a stage did not measure is left out."""
+    flat = dict(figures)
+    if isinstance(flat.get("params"), dict):
+        flat["params"] = flat["params"].get("total")
+    if flat.get("val_bpb_last") and flat.get("byte_bigram_bpb"):
+        flat["bigram_ratio"] = flat["val_bpb_last"] / flat["byte_bigram_bpb"]
+    rows = [
+        (label, number(flat[name], kind)) for name, (label, kind) in FIGURES.items() if flat.get(name) not in (None, [])
+    ]
+    return Table(("figure", "value"), rows)
+
+
+def core_table(tasks: dict[str, dict]) -> Table:
+    """One row a CORE task: accuracy, chance, centred score before and after training, and how much of it was cut."""
+    columns = (
+        "task",
+        "type",
+        "shots",
+        "examples",
+        "accuracy",
+        "guessing",
+        "centred",
+        "untrained",
+        "truncated",
+        "tokens",
+    )
+    rows = []
+    for label, t in tasks.items():
+        counts = (number(t.get("shots"), "count"), number(t.get("examples"), "count"))
+        scores = (number(t.get("accuracy"), "percent"), number(t.get("baseline"), "percent"))
+        centred = (number(t.get("centered")), number(t.get("centered_untrained")))
+        prompts = (number(t.get("truncated_share"), "percent"), number(t.get("median_prompt_tokens"), "count"))
+        rows.append((label, str(t.get("type", "–")).replace("_", " "), *counts, *scores, *centred, *prompts))
+    return Table(columns, rows, wide=("type",))
+
+
+def chat_table(stages: dict[str, dict]) -> Table:
+    """One row a chat task: accuracy after each stage; of open tasks also the share of answers that came to an end."""
+    names = list(dict.fromkeys(name for stage in stages.values() for name in (stage or {}).get("tasks", {})))
+    rows = []
+    for name in names:
+        entries = {stage: (values or {}).get("tasks", {}).get(name, {}) for stage, values in stages.items()}
+        any_entry = next(entry for entry in entries.values() if entry)
+        scores = [_score(entries.get(stage, {})) for stage in ("base", "sft", "rl")]
+        ended = [number(entries.get(stage, {}).get("ended_share"), "percent") for stage in ("base", "sft", "rl")]
+        finished = "" if all(share == "–" for share in ended) else " / ".join(ended)
+        rows.append(
+            (name, str(any_entry.get("type", "–")), number(any_entry.get("baseline"), "percent"), *scores, finished)
+        )
+    rows.append(
+        ("ChatCORE", "", "", *(number((stages.get(s) or {}).get("chatcore")) for s in ("base", "sft", "rl")), "")
+    )
+    return Table(("task", "type", "guessing", "base", "SFT", "RL", "answers ended"), rows, wide=("type",))
+
+
+def _score(entry: dict) -> str:
+    error = entry.get("stderr")
+    return number(entry.get("accuracy"), "percent") + (
+        f" ± {error * 100:.0f}" if isinstance(error, (int, float)) else ""
+    )
+
+
+def summary_table(report: dict) -> Table:
+    """Before and after, per model: CORE, each chat task, ChatCORE, and RL's held-out reward."""
+    stages = report["stages"]
+    chat = (stages.get("eval_chat") or {}).get("stages", {})
+    base, rl = stages.get("eval_base") or {}, stages.get("rl") or {}
+    rows = [("CORE", number(base["core"]) if "core" in base else NOT_EVALUATED, "", "")]
+    if chat:
+        rows += [(row[0], *row[3:6]) for row in chat_table(chat).rows]
+    else:
+        rows.append(("ChatCORE", *[NOT_EVALUATED] * 3))
+    if "reward_first" in rl:
+        label = f"reward, {rl.get('task', 'RL task')}"
+        rows.append((label, "", number(rl["reward_first"], "percent"), number(rl.get("reward_last"), "percent")))
+    return Table(("Metric", "BASE", "SFT", "RL"), rows)
+
+
+def time_table(report: dict) -> Table:
+    """Seconds and cost of each stage, and their sum."""
+    total, cost = report["total_seconds"], report["cost_usd"]
+
+    def price(seconds: float) -> str:
+        return f"${cost * seconds / total:.2f}" if cost is not None and total else "own machine"
+
+    rows = []
+    for name, title in STAGE_TITLES.items():
+        stage = report["stages"].get(name)
+        rows.append(
+            (title, format_seconds(stage["seconds"]), price(stage["seconds"])) if stage else (title, "not run", "")
+        )
+    rows.append(("total", format_seconds(total), price(total)))
+    return Table(("stage", "time", "cost"), rows)
+
+
+def continuations_table(samples: list[dict]) -> Table:
+    """What the base model wrote after each prompt."""
+    rows = [(s.get("prompt", ""), s.get("text", "")) for s in samples if s.get("stage", "base") == "base"]
+    return Table(("prompt", "the base model continues"), rows, wide=("the base model continues",))
+
+
+def answers_table(samples: list[dict]) -> Table:
+    """The same questions to each model, side by side."""
+    questions = list(dict.fromkeys(s["question"] for s in samples if "question" in s))
+    rows = []
+    for question in questions:
+        mine = [s for s in samples if s.get("question") == question]
+        answers = {s.get("stage"): s.get("answer", "") for s in mine}
+        rows.append(
+            (question, *(answers.get(s, "–") for s in ("base", "sft", "rl")), str(mine[0].get("reference", "")))
+        )
+    columns = ("question", "base", "after SFT", "after RL", "reference")
+    return Table(columns, rows, wide=columns)
+
+
+def machine_table(machine: dict) -> Table:
+    """The machine, in the words a person would use."""
+    gib = 2**30
+    known = (
+        ("system", machine.get("system")),
+        ("processor", machine.get("cpu")),
+        ("cores", machine.get("cores")),
+        ("memory", f"{machine['memory_bytes'] / gib:.1f} GiB" if machine.get("memory_bytes") else None),
+        ("devices", f"{machine['devices']} × {machine.get('device_kind')}" if machine.get("devices") else None),
+        ("hourly rate", f"${machine['usd_hour']:.2f}" if machine.get("usd_hour") else None),
+        ("Python", machine.get("python")),
+    )
+    return Table(("machine", "value"), [(name, str(value)) for name, value in known if value is not None])

@@ -1,0 +1,175 @@
+"""A run's folder: what is refused before anything is spent, and what a second start reuses."""
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanochat_lib import pipeline, presets
+from nanochat_lib.errors import UserError
+from nanochat_lib.pipeline import open_run
+from nanochat_lib.storage import read_json
+
+SMOKE = presets.preset("cpu-smoke")
+
+
+def one_line(excinfo, *words):
+    text = str(excinfo.value)
+    assert "\n" not in text, text
+    for word in words:
+        assert word in text, text
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "my text.txt"
+    path.write_text("\n\n".join(f"This is document number {i} about {i * 7} things and more words." for i in range(200)))
+    return path
+
+
+def test_a_run_of_another_configuration_is_refused_and_left_alone(tmp_path):
+    open_run(tmp_path / "r", SMOKE).close()
+    before = (tmp_path / "r" / "config.json").read_bytes()
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", presets.override(SMOKE, {"pretrain.steps": 21}))
+    one_line(e, "pretrain.steps 20 (asked for 21)", "another --run-dir")
+    assert (tmp_path / "r" / "config.json").read_bytes() == before
+    open_run(tmp_path / "r", SMOKE).close()  # the same one is welcome
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    run = open_run(tmp_path / "r", SMOKE)
+    program = (
+        "import sys; from nanochat_lib import pipeline, presets\n"
+        f"pipeline.open_run({str(tmp_path / 'r')!r}, presets.preset('cpu-smoke'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode and "is in use by another run" in done.stderr
+    run.close()
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_a_nearly_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "free_bytes", lambda path: 5 * 2**20)
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", SMOKE)
+    one_line(e, "5 MB of disk are free", "300 MB", "--run-dir")
+    assert not (tmp_path / "r" / "config.json").exists()
+
+
+def test_a_read_only_place_is_refused(tmp_path, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", SMOKE)
+    one_line(e, "cannot be written (Read-only file system)", "--run-dir")
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    (tmp_path / "r").write_text("mine")
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", SMOKE)
+    one_line(e, "cannot be written")
+    assert (tmp_path / "r").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "words"),
+    [
+        ("gpu-1-d12", {}, ("is for 1 × any gpu, JAX sees cpu here",)),
+        ("tpu-v6e-8-d24", {}, ("8 × v6e tpu",)),
+        ("cpu-smoke", {"rl.task": "gsm8k"}, ("rl.task 'gsm8k'", "primer-word-sums")),
+        ("cpu-smoke", {"sft.mixture": "smoltalk"}, ("sft.mixture", "primer")),
+    ],
+)
+def test_what_cannot_run_here_is_said_at_once(tmp_path, preset, changes, words):
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", presets.override(presets.preset(preset), changes))
+    one_line(e, *words)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_corrupt_configuration_file_is_named(tmp_path):
+    open_run(tmp_path / "r", SMOKE).close()
+    (tmp_path / "r" / "config.json").write_text('{"preset": "cpu-sm')
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", SMOKE)
+    one_line(e, "config.json")
+
+
+def small(corpus, **more):
+    return presets.override(SMOKE, {"data.corpus": str(corpus), "tokenizer.vocab_size": 280, **more})
+
+
+def test_a_stage_runs_once_and_is_reused(tmp_path, text, capsys):
+    run = open_run(tmp_path / "r", small(text))
+    first = run.tokenizer()
+    assert not first.reused and first.figures["vocab_size"] == 280 and first.figures["peak_memory_gb"] > 0.01
+    run.close()
+    again = open_run(tmp_path / "r", small(text)).tokenizer()
+    assert again.reused and again.figures == first.figures and again.seconds == first.seconds
+    assert "tokenizer: reused" in capsys.readouterr().out
+
+
+def test_a_changed_corpus_is_refused_not_trained_over(tmp_path, text):
+    run = open_run(tmp_path / "r", small(text))
+    run.tokenizer()
+    run.close()
+    before = {p: p.read_bytes() for p in (tmp_path / "r" / "tokenizer").iterdir()}
+    text.write_text(text.read_text() + "\n\nOne more document that was not there before.")
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", small(text)).tokenizer()
+    one_line(e, "tokenizer was begun with other inputs", "--run-dir")
+    assert {p: p.read_bytes() for p in (tmp_path / "r" / "tokenizer").iterdir()} == before
+
+
+def test_an_interrupted_stage_keeps_its_time_and_runs_again(tmp_path, text, monkeypatch):
+    from nanochat_lib.tokenizer import Tokenizer
+
+    run = open_run(tmp_path / "r", small(text))
+    with monkeypatch.context() as patched:
+        patched.setattr(Tokenizer, "save", lambda self, folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run.tokenizer()
+    record = read_json(tmp_path / "r" / "stages" / "tokenizer.json")
+    assert record["finished"] is False and record["seconds"] > 0
+    result = run.tokenizer()
+    assert not result.reused and result.seconds > record["seconds"]
+
+
+def test_too_large_a_vocabulary_leaves_no_tokenizer(tmp_path, text):
+    run = open_run(tmp_path / "r", small(text, **{"tokenizer.vocab_size": 5000}))
+    with pytest.raises(UserError) as e:
+        run.tokenizer()
+    one_line(e, "5")
+    assert not (tmp_path / "r" / "tokenizer").exists()
+
+
+def test_too_little_text_for_the_steps_is_said_before_step_0(tmp_path, text):
+    run = open_run(tmp_path / "r", small(text, **{"data.epochs": 1.0, "pretrain.steps": 5000}))
+    with pytest.raises(UserError) as e:
+        run.pretrain()
+    one_line(e, "tokens", "data.epochs")
+    assert not list((tmp_path / "r").glob("base/*")) and not (tmp_path / "r" / "metrics.jsonl").exists()
+
+
+def test_a_relative_corpus_path_is_kept_absolute(tmp_path, text, monkeypatch):
+    monkeypatch.chdir(text.parent)
+    run = open_run("r", small(text.name))
+    assert json.loads((tmp_path / "r" / "config.json").read_text())["data"]["corpus"] == str(text)
+    run.close()
+
+
+def test_chat_without_a_run_or_a_model(tmp_path):
+    with pytest.raises(UserError) as e:
+        pipeline.open_chat(tmp_path / "none")
+    one_line(e, "holds no run", "nanochat run")
+    open_run(tmp_path / "r", SMOKE).close()
+    with pytest.raises(UserError) as e:
+        pipeline.open_chat(tmp_path / "r")
+    one_line(e, "holds no trained model")
