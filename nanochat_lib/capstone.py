@@ -61,7 +61,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
     run = open_run(run_dir, config)
-    run.corpus  # a broken corpus is found here, in one line
+    print(f"corpus: {run.corpus.report.documents:,} documents")  # a broken one is found here, in one line
     run.close()
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -82,6 +82,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
                 kernel_name="python3",
                 cwd=str(folder),
                 progress_bar=False,
+                extra_arguments=["--log-level=ERROR"],  # no warning about loopback TCP
             )
         except PapermillExecutionError as e:
             if e.ename == "UserError":
@@ -113,5 +114,5 @@ def summary(folder: Path) -> str:
     return (
         f"done in {format_seconds(report['total_seconds'])}: {', '.join(figures)}\n"
         f"report   {folder / 'report.html'}\n"
-        f"chat     nanochat chat --run-dir {os.path.relpath(folder)}"
+        f"chat     nanochat chat --run-dir {shlex.quote(os.path.relpath(folder))}"
     )

@@ -32,11 +32,14 @@ __all__ = [
     "GPT", "GPTConfig", "KVCache", "Params", "apply", "build", "check_ids", "decode", "get_params", "head", "hidden",
     "init_cache", "init_params", "param_shapes", "prefill", "repeat_cache",
 ]  # fmt: skip
+
 Params = dict[str, jax.Array]
 DType = jax.typing.DTypeLike
 
 
 class Transformer(nnx.Module):
+    """Token embedding and blocks."""
+
     def __init__(self, config: GPTConfig, rngs: nnx.Rngs):
         std = 1.0 if config.recipe == "recipe4" else 0.8
         self.wte = Weight(normal(rngs, (config.padded_vocab_size, config.n_embd), std))

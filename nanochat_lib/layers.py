@@ -141,6 +141,8 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
+    """Attention and MLP; the residual additions are in the model's trunk."""
+
     def __init__(self, config: GPTConfig, layer: int, rngs: nnx.Rngs):
         self.attn = CausalSelfAttention(config, layer, rngs)
         self.mlp = MLP(config, rngs)

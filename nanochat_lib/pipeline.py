@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from nanochat_lib import presets
 from nanochat_lib.errors import UserError
@@ -77,34 +78,47 @@ def open_run(run_dir: str | Path, config: RunConfig) -> Run:
     folder = Path(run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _lock(folder)
+        _lock(folder)
     except OSError as e:
-        raise UserError(f"run folder {folder} cannot be written ({e.strerror}); choose another with --run-dir") from None
-    free = free_bytes(folder)
-    if free < MIN_FREE_BYTES:
         raise UserError(
-            f"{folder}: {free / 2**20:.0f} MB of disk are free, a run needs {MIN_FREE_BYTES / 2**20:.0f} MB; "
-            "free some space or choose another --run-dir"
-        )
-    saved, path = presets.to_dict(config), folder / "config.json"
-    if path.exists():
-        check_same(folder, read_json(path), saved)
-    else:
-        atomic_write_json(path, saved)
-    return Run(folder, config, lock)
+            f"run folder {folder} cannot be written ({e.strerror}); choose another with --run-dir"
+        ) from None
+    run = Run(folder, config)
+    try:
+        free = free_bytes(folder)
+        if free < MIN_FREE_BYTES:
+            raise UserError(
+                f"{folder}: {free / 2**20:.0f} MB of disk are free, a run needs {MIN_FREE_BYTES / 2**20:.0f} MB; "
+                "free some space or choose another --run-dir"
+            )
+        saved, path = presets.to_dict(config), folder / "config.json"
+        if path.exists():
+            check_same(folder, read_json(path), saved)
+        else:
+            atomic_write_json(path, saved)
+    except BaseException:
+        run.close()
+        raise
+    return run
 
 
-def _lock(folder: Path) -> object:
-    """Holds `folder` for this process; released when the process ends, however it ends."""
+_held: dict[Path, IO] = {}  # folders that this process works in: a notebook cell that opens its run again may do so
+
+
+def _lock(folder: Path) -> None:
+    """Holds `folder` for this process until `Run.close` or the end of the process, however it ends."""
     import fcntl
 
+    folder = folder.resolve()
+    if folder in _held:
+        return
     handle = open(folder / ".lock", "a", encoding="utf-8")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
         raise UserError(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
-    return handle
+    _held[folder] = handle
 
 
 def check_same(folder: Path, saved: dict, wanted: dict) -> None:
@@ -127,14 +141,14 @@ def check_same(folder: Path, saved: dict, wanted: dict) -> None:
 class Run:
     """One run folder. Each stage method does the stage's work, or returns what an earlier start left."""
 
-    def __init__(self, folder: Path, config: RunConfig, lock: object = None) -> None:
-        self.dir, self.config, self._lock = folder, config, lock
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self.dir, self.config = folder, config
 
     def close(self) -> None:
         """Lets go of the folder, so that another process may open the run."""
-        if self._lock:
-            self._lock.close()
-            self._lock = None
+        handle = _held.pop(self.dir.resolve(), None)
+        if handle:
+            handle.close()
 
     # What the stages share -------------------------------------------------------------------------------------------
 
@@ -175,7 +189,9 @@ class Run:
     def _record(self, name: str) -> Path:
         return self.dir / "stages" / f"{name}.json"
 
-    def _stage(self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]) -> StageResult:
+    def _stage(
+        self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
+    ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
@@ -245,9 +261,7 @@ class Run:
             from nanochat_lib.pretrain import SAMPLE_PROMPTS, pretrain
 
             prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
-            return pretrain(
-                self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts
-            )
+            return pretrain(self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts)
 
         return self._stage("pretrain", ("seed", "model", "pretrain"), ("tokenizer",), work)
 
@@ -357,7 +371,7 @@ class Run:
         return Engine(model, params, tokenizer, dtype=compute_dtype(self.config.model.dtype, jax.default_backend()))
 
     def report(self) -> dict:
-        """Writes report.json, report.md and report.html from whatever stages are there; returns report.json's content."""
+        """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""
         from nanochat_lib.report import write_report
 
         return write_report(self.dir)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from dataclasses import dataclass, field, replace
 
 from nanochat_lib.errors import UserError
@@ -54,7 +55,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Learning rates at batch 2^19 and width 768; transferred to the run's own batch and width when `transfer` is on."""
+    """Learning rates at batch 2^19 and width 768; `transfer` carries them over to the run's own batch."""
 
     embedding_lr: float = 0.3
     unembedding_lr: float = 0.008
@@ -201,14 +202,14 @@ CPU = _cpu(
     tokenizer=TokenizerConfig(vocab_size=1024, max_chars=6_000_000),
     data=DataConfig(epochs=4.0, buffer_docs=400),
     pretrain=PretrainConfig(
-        steps=700, batch_tokens=2048, device_rows=16, optim=CPU_OPTIM, eval_every=100, eval_tokens=16384,
-        sample_every=-1, save_every=100,
+        steps=1500, batch_tokens=2048, device_rows=16, optim=CPU_OPTIM, eval_every=150, eval_tokens=32768,
+        sample_every=-1, save_every=150,
     ),
-    sft=SFTConfig(steps=250, lr_frac=0.4, eval_every=50, eval_tokens=16384, save_every=50),
+    sft=SFTConfig(steps=200, lr_frac=0.4, eval_every=50, eval_tokens=16384, save_every=50),
     rl=RLConfig(
-        steps=50, questions_per_step=8, samples=8, max_new_tokens=32, lr_frac=0.2, top_k=50,
-        embedding_lr=0.12, unembedding_lr=0.0033, scalar_lr=0.2, smear_lr=0.05, eval_every=25, eval_questions=128, eval_samples=4,
-        save_every=25,
+        steps=50, questions_per_step=8, samples=8, max_new_tokens=32, lr_frac=0.15, top_k=50,
+        embedding_lr=0.12, unembedding_lr=0.0033, scalar_lr=0.2, smear_lr=0.05, eval_every=25, eval_questions=128,
+        eval_samples=4, save_every=25,
     ),
     evaluation=EvalConfig(core_max_per_task=128, chat_max_per_task=128, chat_max_new_tokens=32, batch_rows=128),
 )  # fmt: skip
@@ -226,7 +227,8 @@ CPU_SMOKE = _cpu(
     sft=SFTConfig(steps=10, lr_frac=0.4, eval_every=5, eval_tokens=4096, save_every=5, log_every=1),
     rl=RLConfig(
         steps=3, questions_per_step=2, samples=4, max_new_tokens=32, lr_frac=0.2, embedding_lr=0.12,
-        unembedding_lr=0.0033, scalar_lr=0.2, smear_lr=0.05, eval_every=3, eval_questions=16, eval_samples=2, save_every=2,
+        unembedding_lr=0.0033, scalar_lr=0.2, smear_lr=0.05, eval_every=3, eval_questions=16, eval_samples=2,
+        save_every=2,
     ),
     evaluation=EvalConfig(core_max_per_task=16, chat_max_per_task=16, chat_max_new_tokens=32, batch_rows=16),
 )  # fmt: skip
@@ -349,8 +351,37 @@ def _replace(node: object, path: list[str], value: object) -> object:
     return replace(node, **{path[0]: value})
 
 
+# Settings that must be above 0, by the last part of their name. All other numbers: at least 0, or -1 = left open.
+POSITIVE = {
+    "depth", "aspect_ratio", "head_dim", "kv_groups", "sequence_len", "max_chars", "doc_cap", "epochs", "buffer_docs",
+    "world_chars", "passage_chars", "ratio", "eval_tokens", "keep", "log_every", "questions_per_step", "samples",
+    "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows",
+}  # fmt: skip
+MAX_DEPTH = 1000
+
+
+def check_ranges(config: RunConfig) -> None:
+    """Every number is finite and in its range, so that nothing later divides by zero or trains on NaN."""
+    for name, value in flatten(config).items():
+        if isinstance(value, bool | str):
+            continue
+        if not math.isfinite(value):
+            raise UserError(f"{name} is {value}, must be a finite number")
+        if name.rsplit(".", 1)[-1] in POSITIVE:
+            if value <= 0:
+                raise UserError(f"{name} is {value}, must be above 0")
+        elif value < 0 and not (value == -1 and isinstance(value, int)):
+            open_too = " or -1 (left open)" if isinstance(value, int) else ""
+            raise UserError(f"{name} is {value}, must be at least 0{open_too}")
+    if not 0 <= config.seed < 2**31:
+        raise UserError(f"seed is {config.seed}, must be from 0 to {2**31 - 1}")
+    if config.model.depth > MAX_DEPTH:
+        raise UserError(f"model.depth is {config.model.depth}, must be at most {MAX_DEPTH}")
+
+
 def validate(config: RunConfig) -> None:
-    """Checks that settings fit each other, before anything is spent. Raises UserError with the valid values."""
+    """Checks that settings are in range and fit each other, before anything is spent. Raises UserError."""
+    check_ranges(config)
     gpt = config.gpt_config()
     rows = config.pretrain.device_rows * gpt.sequence_len
     batch = config.horizon().batch_tokens
@@ -365,7 +396,7 @@ def validate(config: RunConfig) -> None:
     if config.data.epochs <= 0:
         raise UserError(f"data.epochs {config.data.epochs} must be above 0")
     if config.rl.samples < 2:
-        raise UserError(f"rl.samples {config.rl.samples} must be at least 2: an advantage compares a question's answers")
+        raise UserError(f"rl.samples {config.rl.samples} must be at least 2: advantages compare answers")
 
 
 def to_dict(config: RunConfig) -> dict:

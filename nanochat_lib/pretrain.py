@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import gpt, loader, optim, schedules
+from nanochat_lib import loader, optim, schedules
 from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
@@ -101,7 +101,12 @@ def pretrain(
     rows, length = stage.device_rows, model.sequence_len
     micro_batches = plan.batch_tokens // (rows * length)
     loader.check_enough(
-        corpus, tokenizer, plan.steps * plan.batch_tokens, data.epochs, sequence_len=length, buffer_docs=data.buffer_docs
+        corpus,
+        tokenizer,
+        plan.steps * plan.batch_tokens,
+        data.epochs,
+        sequence_len=length,
+        buffer_docs=data.buffer_docs,
     )
 
     rates = schedules.transferred(stage.optim, plan)

@@ -1,4 +1,4 @@
-"""Progress on long work, wherever it runs: a bar in a terminal, one updating line in a notebook, a line now and then in a log.
+"""Progress on long work: a bar in a terminal, one changing line in a notebook, a line now and then in a log.
 
 A run that is driven from outside (papermill) also leaves its latest line in the file named by NANOCHAT_PROGRESS_FILE,
 so that the driver can show what the notebook's kernel is doing.

@@ -148,7 +148,7 @@ def rl(
     length = PAD_LENGTH * math.ceil((longest + stage.max_new_tokens) / PAD_LENGTH)
     if longest + stage.max_new_tokens > model.sequence_len:
         raise UserError(
-            f"rl: the longest prompt ({longest} tokens) and rl.max_new_tokens {stage.max_new_tokens} exceed the model's "
+            f"rl: the longest prompt ({longest} tokens) and rl.max_new_tokens {stage.max_new_tokens} exceed the "
             f"context of {model.sequence_len}; lower rl.max_new_tokens to {max(model.sequence_len - longest, 0)}"
         )
     micro_rows = min(per_step * samples, config.pretrain.device_rows)

@@ -66,7 +66,7 @@ class GPTConfig:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Left window of each layer: a query sees itself and this many keys before it. The last layer is always long."""
+        """Left window of each layer: a query sees itself and so many keys before it. The last layer is always long."""
         long = self.sequence_len
         short = long // 2 if self.recipe == "recipe4" else 128 * math.ceil(long / 512)
         pattern = self.window_pattern.upper()
@@ -90,7 +90,9 @@ class GPTConfig:
         """Inverse of `to_dict`; also reads nanochat's seven-key model_config. Unknown keys are an error."""
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise UserError(f"model configuration has unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+            raise UserError(
+                f"model configuration has unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            )
         return cls(**values)
 
 
@@ -140,9 +142,7 @@ class Horizon:
     decay_scale: float  # factor on Muon's weight decay
 
 
-def horizon(
-    config: GPTConfig, reference: GPTConfig, ratio: float, steps: int = -1, batch_tokens: int = -1
-) -> Horizon:
+def horizon(config: GPTConfig, reference: GPTConfig, ratio: float, steps: int = -1, batch_tokens: int = -1) -> Horizon:
     """Horizon of `config` at `ratio` tokens per scaling parameter.
 
     `reference` is the d12 of the same family. A positive `steps` or `batch_tokens` overrides the derived one; the

@@ -1,6 +1,6 @@
 """The loop every training stage shares: batches in, one compiled step each, metrics, evaluations, checkpoints, resume.
 
-What differs between pretraining, SFT and RL comes in as functions: where batches come from, the schedule, the evaluation.
+What differs between pretraining, SFT and RL comes in as functions: the source of batches, the schedule, the evaluation.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def train(stage: Stage, state: TrainState) -> TrainState:
     stage.metrics.rewind(stage.name, start if found else -1)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
-    chip = this_chip()
+    chip, devices = this_chip(), jax.device_count()
     window_tokens, window_seconds = 0, 0.0
     try:
         with Progress(stage.steps, stage.name, start=start) as bar:
@@ -149,9 +149,10 @@ def train(stage: Stage, state: TrainState) -> TrainState:
                 if step > start + 1:  # the first steps compile
                     window_tokens, window_seconds = window_tokens + count, window_seconds + took
                 rate = window_tokens / window_seconds if window_seconds else None
+                used = mfu(stage.flops_per_token, rate, devices, chip) if rate else None
                 record = {
                     "stage": stage.name, "step": done, "loss": out["loss"], "lr": hyper.lr, "momentum": hyper.momentum,
-                    "tokens": tokens, "tokens_per_s": rate, "mfu": rate and mfu(stage.flops_per_token, rate, jax.device_count(), chip),
+                    "tokens": tokens, "tokens_per_s": rate, "mfu": used,
                     "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds, **batch.log,
                 }  # fmt: skip
                 if done % max(stage.log_every, 1) == 0 or done == stage.steps:
@@ -163,7 +164,12 @@ def train(stage: Stage, state: TrainState) -> TrainState:
                 if last or (stage.eval_every > 0 and done % stage.eval_every == 0):
                     evaluate(stage, done, holder[0])
                 if last or (stage.save_every > 0 and done % stage.save_every == 0):
-                    meta = stage.meta | {"step": done, "loader": batch.loader_state(), "seconds": seconds, "tokens": tokens}
+                    meta = stage.meta | {
+                        "step": done,
+                        "loader": batch.loader_state(),
+                        "seconds": seconds,
+                        "tokens": tokens,
+                    }
                     checkpoint.save(stage.folder, done, holder[0], meta, keep=stage.keep)
     finally:
         close = getattr(batches, "close", None)

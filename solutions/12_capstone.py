@@ -48,6 +48,8 @@ corpus: str = ""  # your own text to train on (.txt, .jsonl, .parquet or a folde
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from nanochat_lib import pipeline
 from nanochat_lib.course.parameters import check_parameters, project_root
 from nanochat_lib.report import bars, plots, read_metrics, strips, tables
@@ -97,18 +99,19 @@ from nanochat_lib.loader import PretrainLoader
 tokenizer = run.load_tokenizer()
 context = config.model.sequence_len
 with PretrainLoader(
-    run.corpus, tokenizer, "train", 8, context, config.data.buffer_docs, epochs=config.data.epochs, prefetch=0
+    run.corpus, tokenizer, "train", 1, context, config.data.buffer_docs, epochs=config.data.epochs, prefetch=0
 ) as loader:
-    batch = next(islice(loader, 20, None))  # not the first: best fit begins with the longest documents
-show(strips.batch_grid(batch.inputs, tokenizer.bos_id))
+    rows = list(islice(loader, 0, 160, 20))  # every 20th row: neighbours are alike, the longest documents go first
+inputs, targets = (np.concatenate([getattr(row, name) for row in rows]) for name in ("inputs", "targets"))
+show(strips.batch_grid(inputs, tokenizer.bos_id))
 
 # %% [markdown] id="targets-look"
 # What is there to learn in a row? At every position: the next token. The targets are the inputs, moved by one.
 
 # %% id="targets"
 show(
-    strips.token_strip([tokenizer.decode([i]) for i in batch.inputs[0][:40].tolist()], "What the model reads"),
-    strips.token_strip([tokenizer.decode([i]) for i in batch.targets[0][:40].tolist()], "What it must say"),
+    strips.token_strip([tokenizer.decode([i]) for i in inputs[-1, :40].tolist()], "What the model reads"),
+    strips.token_strip([tokenizer.decode([i]) for i in targets[-1, :40].tolist()], "What it must say"),
 )
 
 # %% [markdown] id="pretrain-title"

@@ -15,7 +15,12 @@ from nanochat_lib.errors import UserError
 def test_overrides_reach_the_notebook_unchanged():
     config = presets.override(
         presets.preset("cpu-smoke"),
-        {"seed": 3, "data.corpus": "/tmp/my text's folder", "pretrain.optim.matrix_lr": 0.05, "evaluation.bigram": False},
+        {
+            "seed": 3,
+            "data.corpus": "/tmp/my text's folder",
+            "pretrain.optim.matrix_lr": 0.05,
+            "evaluation.bigram": False,
+        },
     )
     text = capstone.overrides(config)
     assert presets.override(presets.preset("cpu-smoke"), parse_overrides(text)) == config

@@ -189,11 +189,10 @@ def test_a_stacked_leaf_equals_separate_leaves():
     transform_update = jax.jit(transform.update)
     update, state = transform_update(grads, transform.init(params), params)
     assert {key: leaf.momentum.shape for key, leaf in state.items()} == {"6x4": (4, 6, 4), "4x6": (1, 4, 6)}
-    for i in range(3):
-        single, _ = transform_update(
-            {"w": grads["a"][i]}, transform.init({"w": params["a"][i]}), {"w": params["a"][i]}
-        )  # fmt: skip
-        np.testing.assert_allclose(update["a"][i], single["w"], atol=1e-6)
+    pairs = [(update["a"][i], grads["a"][i], params["a"][i]) for i in range(3)]
+    for together, grad, param in [*pairs, (update["b"], grads["b"], params["b"])]:
+        single, _ = transform_update({"w": grad}, transform.init({"w": param}), {"w": param})
+        np.testing.assert_allclose(together, single["w"], atol=1e-6)
 
 
 # --- Muon: what the iteration promises, and odd gradients -------------------------------------------------------------

@@ -26,7 +26,9 @@ def one_line(excinfo, *words):
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "my text.txt"
-    path.write_text("\n\n".join(f"This is document number {i} about {i * 7} things and more words." for i in range(200)))
+    path.write_text(
+        "\n\n".join(f"This is document number {i} about {i * 7} things and more words." for i in range(200))
+    )
     return path
 
 

@@ -1,6 +1,7 @@
 """Named presets, strict overrides, and the tree's way to config.json and back."""
 
 import json
+import math
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -167,3 +168,21 @@ def test_a_foreign_configuration_is_refused() -> None:
         from_dict(values | {"preset": "gone"})
     with pytest.raises(UserError, match="unknown preset"):
         from_dict({})
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "-1", "nan", "inf", "-inf", "1e400", "999999999999", "0.5"])
+def test_any_number_is_accepted_or_refused_in_one_line(text: str) -> None:
+    """Never a ZeroDivisionError, an OverflowError or a machine out of memory; and never NaN or infinity accepted."""
+    for name in SETTINGS:
+        try:
+            value = flatten(override(preset("cpu"), {name: text}))[name]
+        except UserError as error:
+            assert "\n" not in str(error)
+        else:
+            assert isinstance(value, str) or (math.isfinite(value) and (value >= -1 or name == "seed")), name
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31])
+def test_a_seed_outside_its_range_is_refused(seed: int) -> None:
+    with pytest.raises(UserError, match="seed is"):
+        override(PRESETS["cpu"], {"seed": seed})

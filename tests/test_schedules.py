@@ -66,6 +66,12 @@ def test_plateau_ends_exactly_where_the_warmdown_begins():
     )
 
 
+def test_momentum_rises_to_step_400_even_inside_the_warmdown():
+    """500 steps: the warm-down begins at 175, yet the rise goes on to 400 and only then the fall takes over."""
+    momenta = [base_schedule(step, 500, OptimConfig()).momentum for step in (175, 399, 400, 499)]
+    assert momenta == pytest.approx([0.9025, 0.9697, 0.97 - 0.07 * 225 / 325, 0.97 - 0.07 * 324 / 325])
+
+
 def test_recipe4_has_its_own_momentum_and_a_linear_decay():
     cfg = OptimConfig(weight_decay=0.2, warmup_steps=0, warmdown_ratio=0.5, final_lr_frac=0.0)
     assert base_schedule(0, 1000, cfg, "recipe4") == pytest.approx((1, 0.85, 0.2))

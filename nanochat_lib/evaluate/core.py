@@ -56,7 +56,9 @@ def load_bundle(folder: Path) -> list[CoreTask]:
     except FileNotFoundError as e:
         raise UserError(f"{e.filename} is missing; a CORE bundle holds core.yaml and eval_meta_data.csv") from None
     except (KeyError, TypeError, ValueError, yaml.YAMLError) as e:
-        raise UserError(f"{folder}: core.yaml or eval_meta_data.csv is broken ({e!r}); fetch the bundle again") from None
+        raise UserError(
+            f"{folder}: core.yaml or eval_meta_data.csv is broken ({e!r}); fetch the bundle again"
+        ) from None
     return [_read_task(folder, entry, baselines) for entry in listing]
 
 
@@ -255,12 +257,20 @@ def evaluate_core(
     context = min(context or ROTARY_FACTOR * config.sequence_len, ROTARY_FACTOR * config.sequence_len)
     if context < 2:
         raise UserError(f"core: context {context} is too short, a prompt needs at least 2 tokens")
+    scorer = scorer_for(config, jnp.dtype(dtype))
     results = {}
     with Progress(len(tasks), title, unit="task") as bar:
         for task in tasks:
             results[task.label] = evaluate_task(
-                task, scorer_for(config, jnp.dtype(dtype)), params, tokenizer, context, config.sequence_len, max_per_task, rows,
+                task,
+                scorer,
+                params,
+                tokenizer,
+                context,
+                config.sequence_len,
+                max_per_task,
+                rows,
                 lambda n: bar.update(0),
-            )  # fmt: skip
+            )
             bar.update(1, last=f"{task.label} {results[task.label]['accuracy']:.0%}")
     return {"core": statistics.mean(r["centered"] for r in results.values()), "core_tasks": results}

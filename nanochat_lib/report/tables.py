@@ -91,6 +91,11 @@ def clean(text: object) -> str:
     return shown if len(shown) <= MAX_TEXT else shown[:MAX_TEXT] + "…"
 
 
+def one_line(text: object) -> str:
+    """Text with its line ends shown as ↵: an untrained model's endless lists would fill the page."""
+    return str(text).strip("\n").replace("\n", " ↵ ")
+
+
 def md_escape(text: object) -> str:
     """Text as literal Markdown, safe inside a table cell."""
     escaped = re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", clean(text).replace("&", "&amp;"))
@@ -112,7 +117,7 @@ class Table:
         def cell(tag: str, index: int, text: str) -> str:
             side = "left" if self._left(index) else "right"
             style = f"text-align:{side};white-space:pre-wrap;vertical-align:top"
-            return f'<{tag} style="{style}">{clean(text)}</{tag}>'
+            return f'<{tag} style="{style}">{html.escape(clean(text))}</{tag}>'
 
         head = "".join(cell("th", i, name) for i, name in enumerate(self.columns))
         body = "".join(
@@ -229,7 +234,7 @@ def time_table(report: dict) -> Table:
 
 def continuations_table(samples: list[dict]) -> Table:
     """What the base model wrote after each prompt."""
-    rows = [(s.get("prompt", ""), s.get("text", "")) for s in samples if s.get("stage", "base") == "base"]
+    rows = [(s.get("prompt", ""), one_line(s.get("text", ""))) for s in samples if s.get("stage", "base") == "base"]
     return Table(("prompt", "the base model continues"), rows, wide=("the base model continues",))
 
 
@@ -239,7 +244,7 @@ def answers_table(samples: list[dict]) -> Table:
     rows = []
     for question in questions:
         mine = [s for s in samples if s.get("question") == question]
-        answers = {s.get("stage"): s.get("answer", "") for s in mine}
+        answers = {s.get("stage"): one_line(s.get("answer", "")) for s in mine}
         rows.append(
             (question, *(answers.get(s, "–") for s in ("base", "sft", "rl")), str(mine[0].get("reference", "")))
         )

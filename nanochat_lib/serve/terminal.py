@@ -89,13 +89,13 @@ class Screen:
 
         if out.isatty() and hasattr(out, "reconfigure"):
             out.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
-        self.console = Console(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.console = Console(file=out)
 
     def write(self, text: str, style: str | None = None) -> None:
         # A model may write any byte; control characters could make the terminal do things.
         shown = "".join(c for c in text if c in "\n\t" or c.isprintable())
         if shown:
-            self.console.print(shown, end="", style=style)
+            self.console.out(shown, end="", style=style, highlight=False)
             self.console.file.flush()
 
     def line(self, text: str, style: str | None = None) -> None:

@@ -122,6 +122,8 @@ def test_build_writes_three_files_twice_the_same(tmp_path):
     names = ["solutions/03_pairs.ipynb", "chapters/03_pairs.py", "chapters/03_pairs.ipynb"]
     assert [p.relative_to(tmp_path).as_posix() for p in written] == names
     first = {name: (tmp_path / name).read_bytes() for name in names}
+    assert [b"while i < len(ids)" in first[name] for name in names] == [True, False, False]
+    assert [b"NotImplementedError" in first[name] for name in names] == [False, True, True]
     assert build(root=tmp_path) == []
     for name in names:
         (tmp_path / name).unlink()

@@ -120,9 +120,8 @@ def notebook(tmp_path: Path, *sources: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("parameters", [{"sede": 1}, {"seed": "1"}])
-def test_papermill_stops_at_the_check(tmp_path, parameters, monkeypatch):
-    """papermill itself only warns about the first of these."""
+def test_papermill_stops_at_the_check(tmp_path, monkeypatch):
+    """papermill itself only warns about a parameter that does not exist."""
     import papermill
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -132,8 +131,8 @@ def test_papermill_stops_at_the_check(tmp_path, parameters, monkeypatch):
     path = notebook(tmp_path, declared, check, "open('ran', 'w')")
     with pytest.raises(papermill.PapermillExecutionError) as error:
         papermill.execute_notebook(
-            str(path), str(tmp_path / "out.ipynb"), parameters, cwd=str(tmp_path), kernel_name="python3",
+            str(path), str(tmp_path / "out.ipynb"), {"sede": 1}, cwd=str(tmp_path), kernel_name="python3",
             progress_bar=False,
         )  # fmt: skip
-    assert error.value.ename == "UserError" and "\n" not in error.value.evalue
+    assert error.value.ename == "UserError" and error.value.evalue == "unknown parameter 'sede'; did you mean seed?"
     assert not (tmp_path / "ran").exists()

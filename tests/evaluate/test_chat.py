@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from nanochat_lib import gpt
+from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.chat import categorical, chat_samples, evaluate_chat, evaluate_task
-from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tokenizer import Tokenizer
@@ -64,8 +64,10 @@ def test_a_letter_of_two_tokens_is_an_error(engine, tokenizer):
         scored_over = "letter"
 
         def get_example(self, i):
-            return super().get_example(i) | {"letters": ["AB", "B"], "messages": [
-                {"role": "user", "content": "?"}, {"role": "assistant", "content": "B"}]}
+            return super().get_example(i) | {
+                "letters": ["AB", "B"],
+                "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "B"}],
+            }
 
     with pytest.raises(UserError, match="not one token"):
         categorical(engine, tokenizer, Long(), [Long()[0]], rows=4)

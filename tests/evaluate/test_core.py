@@ -46,7 +46,9 @@ def task(kind, examples, shots=1, delimiter=" ", baseline=0.0):
 
 def test_prompt_strings():
     mc = [{"query": "Q", "choices": ["a", "b"], "gold": 0}, {"query": "S", "choices": ["x", "y"], "gold": 1}]
-    assert render_prompts(task("multiple_choice", mc, delimiter="\nAnswer: "), mc, 0)[0] == "S\nAnswer: y\n\nQ\nAnswer: a"
+    assert (
+        render_prompts(task("multiple_choice", mc, delimiter="\nAnswer: "), mc, 0)[0] == "S\nAnswer: y\n\nQ\nAnswer: a"
+    )
     schema = [
         {"context_options": ["c0", "c1"], "continuation": "z", "gold": 0},
         {"context_options": ["d1", "d2"], "continuation": "w", "gold": 1},
@@ -124,14 +126,18 @@ def write_bundle(folder, examples, kind="multiple_choice", baseline=25):
 def test_a_bundle_end_to_end(tmp_path, params):
     rng = random.Random(5)
     examples = [
-        {"query": f"q{i}", "choices": [rng.choice("abcdef") * 3 + str(j) for j in range(4)], "gold": i % 4} for i in range(30)
+        {"query": f"q{i}", "choices": [rng.choice("abcdef") * 3 + str(j) for j in range(4)], "gold": i % 4}
+        for i in range(30)
     ]
     write_bundle(tmp_path, examples)
     out = core.evaluate_core(CONFIG, params, Bytes(), tmp_path, rows=16)
     (read,) = load_bundle(tmp_path)
     right = 0
     for i, example in enumerate(read.examples):
-        scores = [naive(params, s.ids, s.start, s.end)[0] for s in spans(read, render_prompts(read, read.examples, i), Bytes(), 999)]
+        scores = [
+            naive(params, s.ids, s.start, s.end)[0]
+            for s in spans(read, render_prompts(read, read.examples, i), Bytes(), 999)
+        ]
         right += int(np.argmin(scores)) == example["gold"]
     figures = out["core_tasks"]["demo"]
     assert figures["accuracy"] == right / 30
@@ -146,7 +152,10 @@ def test_a_bundle_end_to_end(tmp_path, params):
     [
         (lambda d: (d / "core.yaml").unlink(), "core.yaml"),
         (lambda d: (d / "core.yaml").write_text("- [broken"), "broken"),
-        (lambda d: (d / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nother,1\n"), "no row for task demo"),
+        (
+            lambda d: (d / "eval_meta_data.csv").write_text("Eval Task,Random baseline\nother,1\n"),
+            "no row for task demo",
+        ),
         (lambda d: (d / "eval_data" / "demo.jsonl").unlink(), "demo.jsonl is missing"),
         (lambda d: (d / "eval_data" / "demo.jsonl").write_text("\n\n"), "holds no examples"),
         (lambda d: (d / "eval_data" / "demo.jsonl").write_text("{broken\n"), "line 1: not JSON"),
