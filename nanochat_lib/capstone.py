@@ -34,7 +34,7 @@ class ProgressView(threading.Thread):
             waited += POLL_SECONDS
             line = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
             new_stage = line.split(":")[0] != shown.split(":")[0]
-            if line == shown or not (self.terminal or new_stage or waited >= LINE_SECONDS):
+            if not line or line == shown or not (self.terminal or new_stage or waited >= LINE_SECONDS):
                 continue
             if self.terminal:
                 end = "\n" if new_stage and shown else ""
@@ -60,8 +60,10 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
     """
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
-    run = open_run(run_dir, config)
-    print(f"corpus: {run.corpus.report.documents:,} documents")  # a broken one is found here, in one line
+    run = open_run(run_dir, config, accelerator=False)
+    found = run.corpus.report  # a broken corpus is found here, in one line
+    left_out = f", {found.skipped:,} left out" if found.skipped else ""
+    print(f"corpus: {found.documents:,} documents{left_out}")
     run.close()
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -78,7 +80,13 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
             papermill.execute_notebook(
                 str(NOTEBOOK),
                 str(output),
-                parameters={"preset": config.preset, "run_dir": str(folder), "overrides": overrides(run.config)},
+                parameters={  # all of them: the notebook's own cell may have been edited
+                    "preset": config.preset,
+                    "run_dir": str(folder),
+                    "overrides": overrides(run.config),
+                    "seed": config.seed,
+                    "corpus": "",
+                },
                 kernel_name="python3",
                 cwd=str(folder),
                 progress_bar=False,
@@ -111,8 +119,9 @@ def summary(folder: Path) -> str:
         f"CORE {stages['eval_base']['core']:.2f}",
         f"RL reward {stages['rl']['reward_first']:.2f} → {stages['rl']['reward_last']:.2f}",
     ]
+    program = Path(sys.executable).parent / "nanochat"
     return (
         f"done in {format_seconds(report['total_seconds'])}: {', '.join(figures)}\n"
         f"report   {folder / 'report.html'}\n"
-        f"chat     nanochat chat --run-dir {shlex.quote(os.path.relpath(folder))}"
+        f"chat     {shlex.join([os.path.relpath(program), 'chat', '--run-dir', os.path.relpath(folder)])}"
     )

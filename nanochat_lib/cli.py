@@ -43,32 +43,46 @@ def doctor(args: argparse.Namespace) -> int:
     return print_diagnosis(DEFAULT_PRESET, args.json)
 
 
+def _show(figures: dict) -> None:
+    from nanochat_lib.report import tables
+
+    print(tables.figures_table(figures))
+    if "core_tasks" in figures:
+        print(tables.core_table(figures["core_tasks"]))
+    if "stages" in figures:
+        print(tables.chat_table(figures["stages"]))
+
+
 def tokenizer(args: argparse.Namespace) -> None:
-    _open_run(args).tokenizer()
+    _show(_open_run(args).tokenizer().figures)
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    _open_run(args).pretrain()
+    _show(_open_run(args).pretrain().figures)
 
 
 def sft(args: argparse.Namespace) -> None:
-    _open_run(args).sft()
+    _show(_open_run(args).sft().figures)
 
 
 def rl(args: argparse.Namespace) -> None:
-    _open_run(args).rl()
+    _show(_open_run(args).rl().figures)
 
 
 def evaluate(args: argparse.Namespace) -> None:
     opened = _open_run(args)
     if args.stage in ("base", "all"):
-        opened.eval_base()
+        _show(opened.eval_base().figures)
     if args.stage in ("chat", "all"):
-        opened.eval_chat()
+        _show(opened.eval_chat().figures)
 
 
 def report(args: argparse.Namespace) -> None:
-    _open_run(args).report()
+    from nanochat_lib.report import write_report
+
+    folder = Path(args.run_dir or Path("runs") / DEFAULT_PRESET)
+    write_report(folder)
+    print(folder / "report.html")
 
 
 def chat(args: argparse.Namespace) -> None:
@@ -124,6 +138,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run-dir", metavar="DIR", help=f"folder of the run (default: runs/{DEFAULT_PRESET})")
+
+
 def _eval_options(parser: argparse.ArgumentParser) -> None:
     _run_options(parser)
     parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
@@ -165,7 +183,7 @@ COMMANDS: dict[str, Command] = {
     "rl": (rl, _run_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
-    "report": (report, _run_options, "write the run's report", "nanochat report --run-dir runs/mine"),
+    "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),
     "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
 }
 

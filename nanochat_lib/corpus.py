@@ -106,6 +106,15 @@ class PrimerCorpus(Corpus):
         return iter(self.streams[self._known(split)][start:])
 
 
+def is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which no encoding can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class FileCorpus(Corpus):
     """Documents of .txt, .jsonl and .parquet files, in name order. Read once at the start to count and check.
 
@@ -117,7 +126,7 @@ class FileCorpus(Corpus):
         self.name, self.path, self.files = str(path), path, files
         parquet = [file for file in files if file.suffix.lower() == ".parquet"]
         whole = val_name or (files[-1].name if len(parquet) == len(files) > 1 else None)
-        self.val_file = next((file for file in files if file.name == whole), None)
+        self.val_file = next((file for file in reversed(files) if file.name == whole), None)
         if whole and self.val_file is None:
             raise UserError(f"the validation shard {whole} is missing in {path}; fetch it, it pins the validation loss")
         self.report = Report()
@@ -128,7 +137,7 @@ class FileCorpus(Corpus):
         for where, text, reason in READERS[path.suffix.lower()](path):
             if text is not None and not text.strip():
                 text, reason = None, "empty"
-            if text is not None and any("\ud800" <= c <= "\udfff" for c in text):
+            if text is not None and not is_unicode(text):
                 text, reason = None, "half a surrogate pair, not text"
             if text is not None:
                 yield text

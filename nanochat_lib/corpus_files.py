@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
@@ -23,7 +24,7 @@ def _read_txt(path: Path) -> Iterator[Document]:
     lines: list[bytes] = []
     first = 1
     with open(path, "rb") as file:
-        for number, line in enumerate([*file, b"\n"], start=1):
+        for number, line in enumerate(chain(file, [b"\n"]), start=1):
             if line.strip(b"\xef\xbb\xbf \t\r\n"):
                 first = first if lines else number
                 lines.append(line)

@@ -168,7 +168,7 @@ class Machine:
     devices: int = 1
     device_kind: str = "cpu"
     device_memory_bytes: int | None = None
-    usd_hour: float | None = None  # of all devices together; None on an own machine or where no price is known
+    usd_hour: float | None = None  # what the whole machine is rented for; None on an own machine
     peak: dict[str, float] = field(default_factory=dict)  # FLOP/s of one accelerator by dtype
 
     def to_dict(self) -> dict:
@@ -220,12 +220,22 @@ def memory() -> tuple[int | None, int | None]:
     return total, free
 
 
+def rented_at() -> float | None:
+    """USD an hour of this machine, as given in NANOCHAT_USD_HOUR; an own machine has none."""
+    given = os.environ.get("NANOCHAT_USD_HOUR")
+    try:
+        return float(given) if given else None
+    except ValueError:
+        raise UserError(f"NANOCHAT_USD_HOUR is {given!r}, must be a number of US dollars an hour") from None
+
+
 def machine(path: str = ".", accelerators: bool = True) -> Machine:
     """This machine, with the disk that holds `path`. `accelerators=False` leaves JAX alone."""
     total, free = memory()
     system = f"{platform.system()} {platform.machine()}"
     host = Machine(
-        system, platform.python_version(), cpu_name(), cores(), total, free, shutil.disk_usage(path).free
+        system, platform.python_version(), cpu_name(), cores(), total, free, shutil.disk_usage(path).free,
+        usd_hour=rented_at(),
     )  # fmt: skip
     if not accelerators:
         return host
@@ -242,7 +252,7 @@ def machine(path: str = ".", accelerators: bool = True) -> Machine:
             "devices": count,
             "device_kind": device.device_kind,
             "device_memory_bytes": stats.get("bytes_limit") or (chip and chip.hbm_bytes),
-            "usd_hour": chip.usd_hour * count if chip and chip.usd_hour else None,
+            "usd_hour": rented_at(),
             "peak": chip.peak if chip else {},
         })
     )  # fmt: skip

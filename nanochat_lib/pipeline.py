@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,8 @@ CHAT_STAGES = {"base": "base", "sft": "sft", "rl": "rl"}  # model -> folder of i
 NAMED_CORPORA = ("primer", "climbmix")  # everything else is a path
 FORMAT = 1  # of the stage records; a new number makes old ones stale
 MIN_FREE_BYTES = 300 * 2**20
+VAL_SAMPLE = 2000  # validation documents that are tokenised to measure bytes a token
+NAMED = 5  # left-out documents that are named on the screen; stages/tokenizer.json names more
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,18 @@ def default_run_dir(config: RunConfig) -> Path:
     return Path("runs") / (config.preset if config.seed == 0 else f"{config.preset}-seed{config.seed}")
 
 
-def check_runnable(config: RunConfig) -> None:
-    """Raises UserError when this machine or this version cannot run `config`, before anything is spent."""
-    import jax
+def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
+    """Raises UserError when this machine or this version cannot run `config`, before anything is spent.
 
+    `accelerator=False` leaves JAX's devices alone: a TPU belongs to one process, and that is to be the notebook's.
+    """
     presets.validate(config)
-    target, have = config.target, jax.default_backend()
-    if target.kind != "cpu" and target.kind != have:
+    target, have = config.target, "cpu"
+    if accelerator:
+        import jax
+
+        have = jax.default_backend()
+    if accelerator and target.kind not in ("cpu", have):
         raise UserError(
             f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here; "
             "use --preset cpu, or install the matching extra (NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
@@ -65,7 +73,7 @@ def check_runnable(config: RunConfig) -> None:
 RL_TASKS = ("primer-word-sums", "primer-spelling")
 
 
-def open_run(run_dir: str | Path, config: RunConfig) -> Run:
+def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -> Run:
     """The run in `run_dir`, created there when the folder is new.
 
     Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
@@ -74,7 +82,7 @@ def open_run(run_dir: str | Path, config: RunConfig) -> Run:
     if config.data.corpus not in NAMED_CORPORA:  # the notebook's kernel runs in another folder
         path = Path(config.data.corpus).expanduser().absolute()
         config = replace(config, data=replace(config.data, corpus=str(path)))
-    check_runnable(config)
+    check_runnable(config, accelerator)
     folder = Path(run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -193,9 +201,11 @@ class Run:
         self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
     ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
+        began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
-        text = json.dumps([FORMAT, name, settings, self.corpus.fingerprint, before], sort_keys=True)
+        reads = self.corpus.fingerprint if "data" in parts else None  # the others see the corpus through `needs`
+        text = json.dumps([FORMAT, name, settings, reads, before], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         path = self._record(name)
         earlier = read_json(path) if path.exists() else {}
@@ -208,8 +218,9 @@ class Run:
                 "use another --run-dir"
             )
         path.parent.mkdir(exist_ok=True)
-        spent = earlier.get("seconds", 0.0)
-        began = time.monotonic()
+        # A kill leaves no time to write the record; the metrics know at least the seconds spent in training steps.
+        logged = [r.get("seconds") or 0.0 for r in self.metrics.read(name)]
+        spent = max([earlier.get("seconds", 0.0), *logged]) if earlier else 0.0
         record = {"name": name, "key": key, "seconds": spent, "figures": {}, "finished": False}
         atomic_write_json(path, record)
         try:
@@ -234,15 +245,21 @@ class Run:
                 doc_cap=settings.doc_cap,
             )  # fmt: skip
             tokenizer.save(self.dir / "tokenizer")
-            held_out = list(self.corpus.documents("val"))
+            held_out = list(islice(self.corpus.documents("val"), VAL_SAMPLE))
             size = sum(len(text.encode()) for text in held_out)
             report = self.corpus.report
+            for note in report.notes + [f"left out: {where}: {reason}" for where, reason in report.broken[:NAMED]]:
+                print(note)
+            if report.skipped > NAMED:
+                print(f"left out: {report.skipped:,} documents in all")
             return {
                 "vocab_size": tokenizer.vocab_size,
                 "bytes_per_token": size / sum(len(ids) for ids in tokenizer.encode(held_out)),
                 "documents": report.documents,
                 "characters": report.characters,
                 "empty": report.empty,
+                "skipped": report.skipped,
+                "notes": report.notes,
                 "broken": [list(pair) for pair in report.broken],
                 "fingerprint": tokenizer.fingerprint,
                 "examples": [
@@ -255,21 +272,35 @@ class Run:
 
     def pretrain(self) -> StageResult:
         """Trains the base model on the corpus."""
-        self.tokenizer_needed()
+        self._need("tokenizer")
 
         def work() -> dict:
             from nanochat_lib.pretrain import SAMPLE_PROMPTS, pretrain
 
+            self._check_prompts()
+
             prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
             return pretrain(self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts)
 
-        return self._stage("pretrain", ("seed", "model", "pretrain"), ("tokenizer",), work)
+        return self._stage("pretrain", ("seed", "data", "model", "pretrain"), ("tokenizer",), work)
 
-    def tokenizer_needed(self) -> None:
-        """Stages need the ones before them: runs what is missing, reuses what is there."""
-        self._need("tokenizer")
+    def _check_prompts(self) -> None:
+        """Raises UserError when the chat tasks do not fit the context: a tokenizer of other text cuts them finely."""
+        from nanochat_lib.conversation import render_for_completion
+        from nanochat_lib.tasks.primer import chat_eval_tasks, rl_task
+
+        tokenizer, config = self.load_tokenizer(), self.config
+        tasks = [*chat_eval_tasks(self.world, 64).values(), rl_task(config.rl.task, self.world, "train")]
+        prompts = (render_for_completion(tokenizer, task[i]) for task in tasks for i in range(min(len(task), 64)))
+        needed = max(map(len, prompts)) + max(config.rl.max_new_tokens, config.evaluation.chat_max_new_tokens)
+        if needed > config.model.sequence_len:
+            raise UserError(
+                f"the chat tasks need {needed} tokens with this corpus's tokenizer, model.sequence_len is "
+                f"{config.model.sequence_len}; use -s model.sequence_len={128 * -(-needed // 128)} in a new run folder"
+            )
 
     def _need(self, *names: str) -> None:
+        """Stages need the ones before them: runs what is missing, reuses what is there."""
         for name in names:
             path = self._record(name)
             if not (path.exists() and read_json(path).get("finished")):
@@ -350,8 +381,8 @@ class Run:
             settings = self.config.evaluation
             stages, samples = {}, []
             for stage in CHAT_STAGES:
-                model, params, tokenizer = self.load_model(stage)
-                engine = self._engine(model, params, tokenizer)
+                engine = self.engine(stage)
+                tokenizer = engine.tokenizer
                 stages[stage] = evaluate_chat(
                     engine, tokenizer, chat_eval_tasks(self.world), max_per_task=settings.chat_max_per_task,
                     rows=settings.batch_rows, max_new_tokens=settings.chat_max_new_tokens, title=f"chat, {stage}",
@@ -362,12 +393,14 @@ class Run:
 
         return self._stage("eval_chat", ("evaluation",), ("rl",), work)
 
-    def _engine(self, model, params, tokenizer):
+    def engine(self, stage: str):
+        """An Engine with the newest model of "base", "sft" or "rl", in the run's compute dtype."""
         import jax
 
         from nanochat_lib.engine import Engine
         from nanochat_lib.hardware import compute_dtype
 
+        model, params, tokenizer = self.load_model(stage)
         return Engine(model, params, tokenizer, dtype=compute_dtype(self.config.model.dtype, jax.default_backend()))
 
     def report(self) -> dict:
@@ -409,5 +442,5 @@ def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) 
         raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
     run = Run(folder, presets.from_dict(read_json(folder / "config.json")))
     stage = stage or last_stage(folder)
-    model, params, tokenizer = run.load_model(stage)
-    chat(run._engine(model, params, tokenizer), tokenizer, title=f"{folder} · {stage}", **options)
+    engine = run.engine(stage)
+    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)

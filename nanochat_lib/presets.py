@@ -205,7 +205,7 @@ CPU = _cpu(
         steps=1500, batch_tokens=2048, device_rows=16, optim=CPU_OPTIM, eval_every=150, eval_tokens=32768,
         sample_every=-1, save_every=150,
     ),
-    sft=SFTConfig(steps=200, lr_frac=0.4, eval_every=50, eval_tokens=16384, save_every=50),
+    sft=SFTConfig(steps=200, lr_frac=0.3, eval_every=50, eval_tokens=16384, save_every=50),
     rl=RLConfig(
         steps=50, questions_per_step=8, samples=8, max_new_tokens=32, lr_frac=0.15, top_k=50,
         embedding_lr=0.12, unembedding_lr=0.0033, scalar_lr=0.2, smear_lr=0.05, eval_every=25, eval_questions=128,
@@ -357,7 +357,10 @@ POSITIVE = {
     "world_chars", "passage_chars", "ratio", "eval_tokens", "keep", "log_every", "questions_per_step", "samples",
     "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows",
 }  # fmt: skip
+OPEN_OR_POSITIVE = {"steps", "batch_tokens", "device_rows", "n_embd", "conversations", "vocab_size"}
+DTYPES = ("auto", "float32", "bfloat16")
 MAX_DEPTH = 1000
+MAX_DOC_CAP = 500_000  # characters: longer runs of blanks crash the tokenizer's trainer
 
 
 def check_ranges(config: RunConfig) -> None:
@@ -370,6 +373,8 @@ def check_ranges(config: RunConfig) -> None:
         if name.rsplit(".", 1)[-1] in POSITIVE:
             if value <= 0:
                 raise UserError(f"{name} is {value}, must be above 0")
+        elif value == 0 and name.rsplit(".", 1)[-1] in OPEN_OR_POSITIVE:
+            raise UserError(f"{name} is 0, must be above 0, or -1 (left open)")
         elif value < 0 and not (value == -1 and isinstance(value, int)):
             open_too = " or -1 (left open)" if isinstance(value, int) else ""
             raise UserError(f"{name} is {value}, must be at least 0{open_too}")
@@ -390,6 +395,25 @@ def validate(config: RunConfig) -> None:
         raise UserError(
             f"pretrain.batch_tokens {batch:,} is not a multiple of device_rows × sequence_len = {rows:,}; "
             f"use {below:,} or {below + rows:,}"
+        )
+    sft_rows = config.sft.device_rows if config.sft.device_rows > 0 else config.pretrain.device_rows
+    sft_batch = config.sft.batch_tokens if config.sft.batch_tokens > 0 else batch
+    if sft_batch % (sft_rows * gpt.sequence_len):
+        raise UserError(
+            f"sft.batch_tokens {sft_batch:,} is not a multiple of sft.device_rows × sequence_len = "
+            f"{sft_rows * gpt.sequence_len:,}"
+        )
+    if config.model.dtype not in DTYPES:
+        raise UserError(f"model.dtype {config.model.dtype!r} is unknown, use {', '.join(DTYPES)}")
+    if config.tokenizer.doc_cap > MAX_DOC_CAP:
+        raise UserError(f"tokenizer.doc_cap is {config.tokenizer.doc_cap:,}, must be at most {MAX_DOC_CAP:,}")
+    if config.rl.top_k < 0:
+        raise UserError(f"rl.top_k is {config.rl.top_k}, must be at least 0 (0 = the whole vocabulary)")
+    longest = max(config.rl.max_new_tokens, config.evaluation.chat_max_new_tokens)
+    if longest >= gpt.sequence_len:
+        raise UserError(
+            f"rl.max_new_tokens and evaluation.chat_max_new_tokens must stay below model.sequence_len "
+            f"{gpt.sequence_len}, got {longest}"
         )
     if not 0 < config.data.real_share <= 1:
         raise UserError(f"data.real_share {config.data.real_share} must be above 0 and at most 1")

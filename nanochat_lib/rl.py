@@ -163,7 +163,7 @@ def rl(
             sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seed)
             arrays = to_batch(sequences, masks, advantages(rewards), length, tokenizer.bos_id, micro_rows)
             collapsed = float(np.mean(rewards.max(axis=1) == rewards.min(axis=1)))
-            epoch = 1 + (step + 1) * per_step // (len(task) + 1)
+            epoch = 1 + step * per_step // len(task)
             log = {"reward": float(rewards.mean()), "collapsed": collapsed}
             yield StepBatch(arrays, epoch, log=log)
 

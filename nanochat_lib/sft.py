@@ -32,6 +32,8 @@ def load_model(folder: Path, tokenizer: Tokenizer) -> tuple[GPTConfig, dict, int
     if step is None:
         found = f" ({'; '.join(problems)})" if problems else ""
         raise UserError(f"{folder} holds no valid checkpoint{found}; run the stage that writes it first")
+    for problem in problems:
+        print(f"{folder.name}: checkpoint left alone: {problem}")
     meta = checkpoint.load_meta(folder, step)
     checkpoint.check_tokenizer(meta, tokenizer.fingerprint)
     return GPTConfig.from_dict(meta["model"]), checkpoint.load_params(folder, step), step
@@ -69,10 +71,6 @@ def sft(
     rows = stage.device_rows if stage.device_rows > 0 else config.pretrain.device_rows
     length = model.sequence_len
     batch_tokens = stage.batch_tokens if stage.batch_tokens > 0 else config.horizon(model.vocab_size).batch_tokens
-    if batch_tokens % (rows * length):
-        raise UserError(
-            f"sft.batch_tokens {batch_tokens:,} is not a multiple of sft.device_rows × sequence_len = {rows * length:,}"
-        )
     micro_batches = batch_tokens // (rows * length)
 
     def stream(task: TaskMixture, **options: object) -> loader.ChatLoader:
@@ -80,8 +78,7 @@ def sft(
 
     one_pass = stage.steps <= 0
     steps = stage.steps if stage.steps > 0 else loader.count_chat_steps(mixture, tokenizer, rows, length, micro_batches)
-    rates = schedules.transferred(config.pretrain.optim, config.horizon(model.vocab_size))
-    optimizer = optim.make_optimizer(model, rates, dtype)
+    optimizer = optim.make_optimizer(model, config.pretrain.optim, dtype)  # the rates as given, not batch-scaled
     state = init_train_state(model, optimizer, params)
     base_step, _ = checkpoint.latest(base_folder)
     warm, _ = checkpoint.load(base_folder, base_step, state)

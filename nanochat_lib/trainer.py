@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
 from nanochat_lib.progress import Progress
 from nanochat_lib.schedules import Hyper
-from nanochat_lib.storage import atomic_write_text
+from nanochat_lib.storage import TEMPORARY, atomic_write_text
 from nanochat_lib.train_step import TrainState
 
 
@@ -118,6 +119,8 @@ def train(stage: Stage, state: TrainState) -> TrainState:
     at the end. A loss that is not finite stops the run with a UserError; the checkpoints written before it stay.
     """
     stage.folder.mkdir(parents=True, exist_ok=True)
+    for leftover in stage.folder.glob(f"*{TEMPORARY}*"):  # of a killed save; the run's folder is ours alone
+        shutil.rmtree(leftover, ignore_errors=True)
     found = resume(stage, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
     if found:
@@ -127,15 +130,16 @@ def train(stage: Stage, state: TrainState) -> TrainState:
     stage.metrics.rewind(stage.name, start if found else -1)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
-    chip, devices = this_chip(), jax.device_count()
+    chip = this_chip()
+    devices = len(jax.tree.leaves(state)[0].sharding.device_set)
     window_tokens, window_seconds = 0, 0.0
     try:
         with Progress(stage.steps, stage.name, start=start) as bar:
             if not found:
                 evaluate(stage, 0, holder[0])
             for step in range(start, stage.steps):
-                batch = next(batches)
                 clock = time.perf_counter()
+                batch = next(batches)
                 hyper = stage.hyper(step, batch)
                 arrays = {name: np.float32(getattr(hyper, name)) for name in ("lr", "momentum", "weight_decay")}
                 holder[0], out = stage.step_fn(holder[0], batch.arrays, arrays)

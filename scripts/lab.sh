@@ -15,4 +15,4 @@ root="$(cd "$(dirname "$0")/.." && pwd)"
 bash "$root/scripts/setup.sh"
 cd "$root"
 # The scripts and kernels of .venv come first, so that notebooks run in the course's own Python.
-PATH="$root/.venv/bin:$PATH" exec .venv/bin/python -m jupyterlab chapters "$@"
+PATH="$root/.venv/bin:$PATH" exec .venv/bin/python -m jupyterlab --LabApp.default_url=/lab/tree/chapters/12_capstone.ipynb "$@"

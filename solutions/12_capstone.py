@@ -46,7 +46,6 @@ corpus: str = ""  # your own text to train on (.txt, .jsonl, .parquet or a folde
 
 # %% id="open"
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
@@ -56,7 +55,7 @@ from nanochat_lib.report import bars, plots, read_metrics, strips, tables
 from nanochat_lib.report.show import show
 
 config = check_parameters(globals())
-folder = Path(run_dir) if run_dir else project_root() / pipeline.default_run_dir(config)
+folder = project_root() / (run_dir or pipeline.default_run_dir(config))
 run = pipeline.open_run(folder, config)
 
 
@@ -230,14 +229,8 @@ tables.figures_table(sft_stage.figures)
 from functools import cache
 
 from nanochat_lib.conversation import render_for_completion
-from nanochat_lib.engine import Engine
 
-
-@cache
-def engine(stage):
-    """The text generator of one of the run's models."""
-    model, params, _ = run.load_model(stage)
-    return Engine(model, params, tokenizer)
+engine = cache(run.engine)  # the text generator of one of the run's models
 
 
 def ask(stage, conversations, max_tokens=48):
@@ -264,11 +257,11 @@ tables.Table(("question", "base", "after SFT"), list(before_after), wide=("base"
 # Below are the rewards of real answers of the SFT model, to the questions of one RL step.
 
 # %% id="rl-advantages"
-from nanochat_lib.rl import rollout
+from nanochat_lib.rl import question_order, rollout
 from nanochat_lib.tasks.primer import rl_task
 
 train_questions = rl_task(config.rl.task, run.world, "train")
-first = list(range(config.rl.questions_per_step))
+first = question_order(len(train_questions), config.seed, 0, config.rl.questions_per_step)
 _, _, rewards = rollout(
     engine("sft"), tokenizer, train_questions, first, config.rl.samples, config.rl, seed=config.seed
 )

@@ -48,7 +48,7 @@ def pipeline(monkeypatch) -> list:
 
     class Run:
         def __getattr__(self, name: str):
-            return lambda: calls.append(name)
+            return lambda: calls.append(name) or types.SimpleNamespace(figures={"steps": 7})
 
     def open_run(run_dir, config):
         calls.append(("open_run", str(run_dir), config))
@@ -246,12 +246,21 @@ def test_a_broken_config_is_one_line(tmp_path, capsys, pipeline) -> None:
         ("eval", ["eval_base", "eval_chat"]),
         ("eval --stage base", ["eval_base"]),
         ("eval --stage chat", ["eval_chat"]),
-        ("report", ["report"]),
     ],
 )
 def test_stage_commands(argv: str, stages: list[str], capsys, pipeline) -> None:
-    assert call(capsys, *argv.split(), "--preset", "cpu-smoke", "--seed", "2")[0] == 0
+    code, out, _ = call(capsys, *argv.split(), "--preset", "cpu-smoke", "--seed", "2")
+    assert code == 0 and out.count("optimiser steps") == len(stages)  # what a stage found is shown
     assert pipeline == [("open_run", "runs/cpu-smoke", override(preset("cpu-smoke"), {"seed": 2})), *stages]
+
+
+def test_report_never_makes_a_run(tmp_path, capsys, pipeline) -> None:
+    code, _, err = call(capsys, "report", "--run-dir", "typo")
+    assert code == 2 and "typo" in one_line(err) and pipeline == [] and not (tmp_path / "typo").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(json.dumps(to_dict(preset("cpu"))))
+    code, out, _ = call(capsys, "report", "--run-dir", "mine")
+    assert code == 0 and out.strip() == "mine/report.html" and (tmp_path / "mine/report.html").exists()
 
 
 def test_chat(capsys, pipeline) -> None:

@@ -106,11 +106,10 @@ def test_greedy_gives_nanochats_tokens() -> None:
 
 def test_a_batch_of_different_lengths_equals_its_rows_alone(engine: Engine, params: gpt.Params) -> None:
     prompts = [[5, 17, 200], [291], [9, 8, 7, 6, 5, 4, 3], [(37 * i + 11) % 290 for i in range(11)], [60, 61]]
-    together = engine.generate_batch(prompts, max_tokens=5, temperature=0).sequences
+    together = engine.generate_batch(prompts, max_tokens=10, temperature=0).sequences
     for prompt, row in zip(prompts, together, strict=True):
-        assert row == prompt + answer(engine, prompt, max_tokens=5, temperature=0)
-        assert row == prompt + list(naive_generate(TINY, params, prompt, 5, temperature=0))
-        assert len(row) == len(prompt) + 5
+        assert row == prompt + list(naive_generate(TINY, params, prompt, 10, temperature=0))
+        assert len(row) == len(prompt) + 10
 
 
 def test_the_textbook_loop_samples_within_top_k(params: gpt.Params) -> None:
@@ -134,16 +133,16 @@ def test_filling_the_context_to_the_end(engine: Engine, params: gpt.Params) -> N
 
 
 def test_log_probabilities_are_the_models_own(engine: Engine, params: gpt.Params) -> None:
-    prompts = [[5, 17, 200], [9, 8, 7, 6]]
-    out = engine.generate_batch(prompts, 2, max_tokens=6, temperature=0.7, top_k=20, logprobs=True)
+    prompts = [[5, 17, 200], [9, 8, 7, 6, 5, 4]]
+    out = engine.generate_batch(prompts, 2, max_tokens=14, temperature=0.7, top_k=20, logprobs=True)
     forward = jax.jit(gpt.apply, static_argnums=0)
     for row, (ids, logprobs) in enumerate(zip(out.sequences, out.logprobs, strict=True)):
         length, count = len(prompts[row // 2]), len(ids)
-        own = np.asarray(jax.nn.log_softmax(forward(TINY, params, np.array([ids + [0] * (16 - count)]))[0]))
+        own = np.asarray(jax.nn.log_softmax(forward(TINY, params, np.array([ids + [0] * (32 - count)]))[0]))
         expected = own[np.arange(count - 1), ids[1:]]
         np.testing.assert_allclose(logprobs[length:], expected[length - 1 :], atol=1e-5)
         assert logprobs[:length] == [0.0] * length
-    assert engine.generate_batch(prompts, 2, max_tokens=6, top_k=20).logprobs == []
+    assert engine.generate_batch(prompts, 2, max_tokens=14, top_k=20).logprobs == []
 
 
 def test_weights_can_be_exchanged_and_are_cast_once(params: gpt.Params) -> None:
@@ -180,7 +179,7 @@ def test_streaming_and_batches_draw_the_same() -> None:
 
 def test_the_seed_decides_the_output(engine: Engine) -> None:
     def draw(**options: object) -> list[list[int]]:
-        return engine.generate_batch([[5, 17], [9, 8]], 2, max_tokens=6, **options).sequences
+        return engine.generate_batch([[5, 17, 200], [9, 8, 7, 6, 5, 4]], 2, max_tokens=14, **options).sequences
 
     assert draw(seed=1, top_k=20) == draw(seed=1, top_k=20)
     assert draw(seed=1, top_k=20) != draw(seed=2, top_k=20)
@@ -193,7 +192,7 @@ def test_random_numbers_do_not_depend_on_how_rows_are_grouped() -> None:
     options = {"num_samples": 4, "max_tokens": 6}
     whole = engine.generate_batch(prompts, seed=5, **options).sequences
     assert len({tuple(row[len(prompts[i // 4]) :]) for i, row in enumerate(whole)}) == 12
-    for rows in (3, 4, 9):  # several rounds a prompt; prompt by prompt; two prompts, then one
+    for rows in (3, 4):  # two rounds a prompt; prompt by prompt
         assert engine.generate_batch(prompts, seed=5, batch_rows=rows, **options).sequences == whole
     seeds = [11, 12, 13]
     listed = engine.generate_batch(prompts, seed=seeds, **options).sequences

@@ -1,4 +1,4 @@
-"""The model against nanochat's own numbers and a float64 transcription; cache, windows, initialisation, odd inputs."""
+"""The model against nanochat's own numbers and a float64 transcription; causality, precision, compiled calls."""
 
 from __future__ import annotations
 
@@ -12,60 +12,11 @@ import pytest
 import vectors
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
+from tiny import CONFIGS, LENGTH, OLD, ROWS, TINY, filled, forward, full, gradient, ids
 
 from nanochat_lib import gpt, losses
 from nanochat_lib.errors import UserError
 from nanochat_lib.sizing import GPTConfig
-
-TINY = GPTConfig(sequence_len=6, vocab_size=50, n_layer=3, n_head=4, n_kv_head=2, n_embd=32, window_pattern="L")
-OLD = replace(TINY, n_layer=2, window_pattern="SL", recipe="recipe4")  # windows 3 and 6
-CONFIGS = {
-    "grouped heads": TINY,
-    "recipe 4": OLD,
-    "one layer": replace(TINY, n_layer=1, n_kv_head=4, sequence_len=20),
-    "one kv head": replace(TINY, n_layer=4, n_kv_head=1, sequence_len=4),
-}
-
-
-@lru_cache
-def filled(config: GPTConfig) -> dict[str, jax.Array]:
-    return {name: jnp.asarray(vectors.fill(name, shape)) for name, shape in gpt.param_shapes(config).items()}
-
-
-@lru_cache
-def forward(config: GPTConfig, dtype=jnp.float32):
-    return jax.jit(lambda params, idx: gpt.apply(config, params, idx, dtype=dtype))
-
-
-@lru_cache
-def cached(config: GPTConfig, dtype=jnp.float32):
-    """(prefill, decode), compiled."""
-    return (
-        jax.jit(lambda params, idx, lengths, cache: gpt.prefill(config, params, idx, lengths, cache, dtype=dtype)),
-        jax.jit(lambda params, token, cache: gpt.decode(config, params, token, cache, dtype=dtype)),
-    )
-
-
-ROWS, LENGTH, PROMPT, SLOTS = 6, 23, 15, 24  # one shape for nearly everything: each other one is a compilation
-
-
-def full(config: GPTConfig, params: dict, idx: np.ndarray, dtype=jnp.float32) -> np.ndarray:
-    """Logits of ids (b, t), computed in the common shape; what is added comes later or stands in other rows."""
-    idx = np.asarray(idx)
-    (b, t) = idx.shape
-    return np.asarray(forward(config, dtype)(params, np.pad(idx, ((0, ROWS - b), (0, LENGTH - t)))))[:b, :t]
-
-
-@lru_cache
-def gradient(config: GPTConfig):
-    """Gradient of the summed loss of predicting `targets`, compiled."""
-    loss = lambda params, idx, targets: losses.cross_entropy(gpt.apply(config, params, idx), targets)[0]  # noqa: E731
-    return jax.jit(jax.grad(loss))
-
-
-def ids(config: GPTConfig, rows: int, length: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-
 
 # --- nanochat's numbers
 
@@ -106,25 +57,6 @@ def test_gradient_norms_are_nanochats(recipe):
     assert set(gradients) == set(expected)
     for name, norm in expected.items():
         assert float(jnp.linalg.norm(gradients[name])) == pytest.approx(norm, rel=1e-5), name
-
-
-@pytest.mark.parametrize("prompt", range(2))
-def test_greedy_text_is_nanochats_with_and_without_the_cache(prompt):
-    config = vectors.config()
-    params, (start, expected) = filled(config), vectors.GREEDY[prompt]
-    prefill, decode = cached(config)
-    padded = np.zeros((1, 190), np.int32)
-    padded[0, : len(start)] = start
-    logits, cache = prefill(params, padded, np.array([len(start)]), gpt.init_cache(config, 1, 210))
-    naive, out = np.zeros((1, 202), np.int32), []
-    naive[0, : len(start)] = start
-    for i in range(12):
-        full = np.asarray(forward(config)(params, naive))[0, len(start) + i - 1]
-        np.testing.assert_allclose(logits[0], full, atol=2e-6)
-        out.append(int(jnp.argmax(logits[0])))
-        naive[0, len(start) + i] = out[-1]
-        logits, cache = decode(params, np.array(out[-1:]), cache)
-    assert tuple(out) == expected
 
 
 # --- an independent transcription in float64
@@ -195,84 +127,6 @@ def test_forward_equals_the_transcription(name):
         np.testing.assert_allclose(logits[row], transcription(config, filled(config), idx[row]), atol=3e-6)
 
 
-# --- cache
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_prefill_and_decode_equal_the_full_pass_for_rows_of_every_length(name):
-    """Lengths around each window share one batch; the padding holds other ids; then eight tokens each."""
-    config = CONFIGS[name]
-    params, window = filled(config), config.windows[0]
-    lengths = np.array([1, 2, window - 1, window, window + 1, 2 * window + 3]).clip(1, PROMPT)
-    idx = ids(config, ROWS, LENGTH, seed=1)
-    logits_of = full(config, params, idx)
-    padded = np.where(np.arange(PROMPT) < lengths[:, None], idx[:, :PROMPT], ids(config, 1, PROMPT, seed=2))
-    prefill, decode = cached(config)
-    logits, cache = prefill(params, padded, lengths, gpt.init_cache(config, ROWS, SLOTS))
-    rows = np.arange(ROWS)
-    np.testing.assert_allclose(logits, logits_of[rows, lengths - 1], atol=3e-6)
-    for step in range(8):
-        assert cache.pos.tolist() == (lengths + step).tolist()
-        logits, cache = decode(params, idx[rows, lengths + step], cache)
-        np.testing.assert_allclose(logits, logits_of[rows, lengths + step], atol=3e-6)
-    assert decode._cache_size() == 1
-
-
-def test_padding_does_not_change_a_bit():
-    params, lengths = filled(TINY), np.array([1, 3, 5, 6, 7, 14])
-    prefill, decode = cached(TINY)
-    results = []
-    for seed in (3, 4):
-        idx = np.where(np.arange(PROMPT) < lengths[:, None], ids(TINY, ROWS, PROMPT), ids(TINY, ROWS, PROMPT, seed))
-        logits, cache = prefill(params, idx, lengths, gpt.init_cache(TINY, ROWS, SLOTS))
-        results.append([logits, decode(params, np.arange(ROWS), cache)[0]])
-    assert np.array_equal(results[0], results[1])
-
-
-def test_decoding_from_an_empty_cache_is_the_forward_pass_of_one_token():
-    params, idx = filled(TINY), ids(TINY, ROWS, 5)
-    expected, cache = full(TINY, params, idx), gpt.init_cache(TINY, ROWS, SLOTS)
-    for t in range(5):
-        logits, cache = cached(TINY)[1](params, idx[:, t], cache)
-        np.testing.assert_allclose(logits, expected[:, t], atol=3e-6)
-
-
-def test_one_token_is_a_sequence_too():
-    params, idx = filled(TINY), ids(TINY, 2, 4)
-    one = forward(TINY)(params, idx[:, :1])
-    assert one.shape == (2, 1, 50)
-    np.testing.assert_allclose(one, full(TINY, params, idx)[:, :1], atol=2e-6)
-
-
-def test_repeated_rows_continue_the_same_prompt():
-    params, lengths = filled(TINY), np.array([2, 5, 1, 1, 1, 1])
-    prefill, decode = cached(TINY)
-    _, cache = prefill(params, ids(TINY, ROWS, PROMPT), lengths, gpt.init_cache(TINY, ROWS, SLOTS))
-    many = gpt.repeat_cache(jax.tree.map(lambda leaf: leaf[:2], cache), 3)
-    assert many.pos.tolist() == [2, 2, 2, 5, 5, 5]
-    single, _ = decode(params, np.array([7, 8, 0, 0, 0, 0]), cache)
-    repeated, _ = decode(params, np.array([7, 7, 7, 8, 8, 8]), many)
-    np.testing.assert_allclose(repeated, np.repeat(single[:2], 3, axis=0), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_cache_has_the_compute_dtype_and_keeps_it(dtype):
-    prefill, decode = cached(TINY, dtype)
-    empty = jax.eval_shape(lambda: gpt.init_cache(TINY, 2, 8, dtype))
-    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.int32)  # noqa: E731
-    logits, prompt = jax.eval_shape(prefill, filled(TINY), shape(2, 4), shape(2), empty)
-    last_logits, last = jax.eval_shape(decode, filled(TINY), shape(2), prompt)
-    assert logits.dtype == last_logits.dtype == jnp.float32
-    assert empty.k[0].dtype == empty.prev.dtype == dtype
-    for other in (prompt, last):
-        assert jax.tree.map(lambda a: (a.shape, a.dtype), other) == jax.tree.map(lambda a: (a.shape, a.dtype), empty)
-
-
-def test_an_empty_cache_is_refused():
-    with pytest.raises(UserError, match="0 rows"):
-        gpt.init_cache(TINY, 0, 8)
-
-
 # --- what may and what may not influence a position
 
 
@@ -325,113 +179,6 @@ def test_ids_outside_of_the_vocabulary_are_named():
             gpt.check_ids(TINY, [[1, wrong]])
     with pytest.raises(UserError, match="must be integers, got float64"):
         gpt.check_ids(TINY, [1.5])
-
-
-# --- parameters
-
-
-def test_names_and_shapes_are_nanochats_state_dict():
-    expected = {
-        "resid_lambdas": (3,), "x0_lambdas": (3,), "smear_lambda": (1,), "backout_lambda": (1,),
-        "transformer.wte.weight": (64, 32), "lm_head.weight": (64, 32), "smear_gate.weight": (1, 24),
-        "value_embeds.0.weight": (64, 16), "value_embeds.2.weight": (64, 16),
-        "transformer.h.0.attn.ve_gate.weight": (2, 12), "transformer.h.2.attn.ve_gate.weight": (2, 12),
-    }  # fmt: skip
-    for i in range(3):
-        expected |= {
-            f"transformer.h.{i}.attn.c_q.weight": (32, 32), f"transformer.h.{i}.attn.c_k.weight": (16, 32),
-            f"transformer.h.{i}.attn.c_v.weight": (16, 32), f"transformer.h.{i}.attn.c_proj.weight": (32, 32),
-            f"transformer.h.{i}.mlp.c_fc.weight": (128, 32), f"transformer.h.{i}.mlp.c_proj.weight": (32, 128),
-        }  # fmt: skip
-    assert gpt.param_shapes(TINY) == expected
-    head_only = {"smear_lambda", "backout_lambda", "smear_gate.weight"}
-    old = {name: (2, 32) if "ve_gate" in name else shape for name, shape in expected.items() if name not in head_only}
-    old_config = replace(TINY, recipe="recipe4")
-    assert gpt.param_shapes(old_config) == old
-    for config, shapes in ((TINY, expected), (old_config, old)):
-        params = jax.eval_shape(lambda config=config: gpt.init_params(config, jax.random.key(0)))
-        assert {name: leaf.shape for name, leaf in params.items()} == shapes
-        assert all(leaf.dtype == jnp.float32 and not leaf.weak_type for leaf in params.values())
-
-
-@lru_cache
-def initial(recipe: str):
-    config = GPTConfig(sequence_len=64, vocab_size=2000, n_layer=4, n_head=4, n_kv_head=2, n_embd=128, recipe=recipe)
-    return {name: np.asarray(leaf, np.float64) for name, leaf in gpt.init_params(config, jax.random.key(1)).items()}
-
-
-@pytest.mark.parametrize("recipe", ["head", "recipe4"])
-def test_initial_distributions(recipe):
-    params, head = initial(recipe), recipe == "head"
-    bound = np.sqrt(3 / 128)
-    uniform = {  # name: (low, high)
-        "c_q": (-bound, bound), "c_k": (-bound, bound), "c_v": (-bound, bound), "value_embeds": (-bound, bound),
-        "c_fc": (-0.4 * bound, 0.4 * bound) if head else (-bound, bound),
-    }  # fmt: skip
-    normal = {"wte": 0.8 if head else 1.0, "lm_head": 0.001}
-    for name, value in params.items():
-        if "c_proj" in name or ("ve_gate" in name and not head):
-            assert not value.any(), name
-        elif "gate" in name:  # a few entries of U(0, 0.02)
-            assert value.min() >= 0 and value.max() <= 0.02 and value.std() > 0.003, name
-        elif any(key in name for key in uniform):
-            low, high = next(limits for key, limits in uniform.items() if key in name)
-            assert low <= value.min() < 0.98 * low and 0.98 * high < value.max() <= high, name
-            assert abs(value.mean()) < 5 * high / np.sqrt(3 * value.size), name
-            assert value.std() == pytest.approx(high / np.sqrt(3), rel=0.02), name
-        elif any(key in name for key in normal):
-            std = next(std for key, std in normal.items() if key in name)
-            assert abs(value.mean()) < 5 * std / np.sqrt(value.size), name
-            assert value.std() == pytest.approx(std, rel=0.01), name
-            assert 3.5 * std < np.abs(value).max() < 7 * std, name
-        else:
-            assert "lambda" in name
-    line = np.arange(4) / 3
-    np.testing.assert_allclose(params["resid_lambdas"], 1.15 - 0.10 * line if head else np.ones(4), atol=1e-7)
-    np.testing.assert_allclose(params["x0_lambdas"], 0.20 - 0.15 * line if head else np.full(4, 0.1), atol=1e-7)
-    assert ("smear_lambda" in params) == ("backout_lambda" in params) == head
-    if head:
-        assert params["smear_lambda"] == [0] and params["backout_lambda"] == pytest.approx([0.2])
-
-
-def test_initial_weights_differ_by_layer_and_by_key_but_not_by_call():
-    params = initial("head")
-    drawn = [value for name, value in params.items() if value.any() and "lambda" not in name]
-    assert len({value.ravel()[0] for value in drawn}) == len(drawn)
-    a, b, c = (gpt.init_params(TINY, jax.random.key(seed)) for seed in (0, 0, 1))
-    assert all(np.array_equal(a[name], b[name]) for name in a)
-    assert not np.array_equal(a["lm_head.weight"], c["lm_head.weight"])
-
-
-def test_at_the_start_every_block_is_the_identity():
-    """Zero output projections: nothing reaches q, k, v, fc, gates and value embeddings in the first step."""
-    params, idx = gpt.init_params(TINY, jax.random.key(0)), ids(TINY, ROWS, 15)
-    gradients = gradient(TINY)(params, idx, idx)
-    for name, pull in gradients.items():
-        silent = any(key in name for key in ("c_q", "c_k", "c_v", "c_fc", "ve_gate", "value_embeds", "smear_gate"))
-        assert np.any(pull) != silent, name
-
-
-def test_the_module_is_the_same_model():
-    """GPT(config, rngs) used as an ordinary flax module; its parameters taken out and put back by name."""
-    model = gpt.GPT(TINY, nnx.Rngs(3))
-    params = gpt.get_params(model)
-    assert {name: leaf.shape for name, leaf in params.items()} == gpt.param_shapes(TINY)
-    idx = jnp.asarray(ids(TINY, ROWS, LENGTH))
-    np.testing.assert_allclose(nnx.jit(gpt.GPT.__call__)(model, idx), forward(TINY)(params, idx), atol=1e-7)
-    assert model.transformer.h[2].attn.ve_gate.weight[...].shape == (2, 12)
-    rebuilt = gpt.get_params(gpt.build(TINY, params))
-    assert all(rebuilt[name] is params[name] for name in params)
-
-
-def test_parameters_of_another_model_are_named():
-    params = filled(TINY)
-    with pytest.raises(UserError, match=r"lm_head.weight is \(64, 31\), the configuration wants \(64, 32\)"):
-        gpt.apply(TINY, params | {"lm_head.weight": jnp.zeros((64, 31))}, jnp.zeros((1, 2), jnp.int32))
-    with pytest.raises(UserError, match="backout_lambda is missing"):
-        gpt.apply(TINY, {k: v for k, v in params.items() if k != "backout_lambda"}, jnp.zeros((1, 2), jnp.int32))
-    with pytest.raises(UserError, match="no such parameter"):
-        gpt.apply(replace(TINY, recipe="recipe4", n_layer=3), params, jnp.zeros((1, 2), jnp.int32))
 
 
 # --- compiled calls

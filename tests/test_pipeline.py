@@ -153,11 +153,21 @@ def test_too_large_a_vocabulary_leaves_no_tokenizer(tmp_path, text):
 
 
 def test_too_little_text_for_the_steps_is_said_before_step_0(tmp_path, text):
-    run = open_run(tmp_path / "r", small(text, **{"data.epochs": 1.0, "pretrain.steps": 5000}))
+    longer = {"model.sequence_len": 256, "pretrain.batch_tokens": 2048}
+    run = open_run(tmp_path / "r", small(text, **longer, **{"data.epochs": 1.0, "pretrain.steps": 5000}))
     with pytest.raises(UserError) as e:
         run.pretrain()
     one_line(e, "tokens", "data.epochs")
     assert not list((tmp_path / "r").glob("base/*")) and not (tmp_path / "r" / "metrics.jsonl").exists()
+
+
+def test_prompts_too_long_for_the_context_are_said_before_step_0(tmp_path, text):
+    """A tokenizer of other text cuts the chat tasks' questions into many tokens."""
+    run = open_run(tmp_path / "r", small(text))
+    with pytest.raises(UserError) as e:
+        run.pretrain()
+    one_line(e, "the chat tasks need", "-s model.sequence_len=256")
+    assert not (tmp_path / "r" / "metrics.jsonl").exists()
 
 
 def test_a_relative_corpus_path_is_kept_absolute(tmp_path, text, monkeypatch):

@@ -180,7 +180,7 @@ def test_markdown_keeps_the_field_s_headings_and_escapes(full):
     assert text.startswith("# nanochat training report\n")
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert headings[:3] == ["Summary", "Environment", "Tokenizer training"] and "Base model training" in headings
-    assert "| Metric | BASE | SFT | RL |" in text and "Total wall clock time: 1:15" in text
+    assert "| Metric | BASE | SFT | RL |" in text and "Total time of the stages: 1:15" in text
     assert not re.search(r"(?<!\\)<(?!br>)", text) and "\x1b" not in text
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         columns = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}

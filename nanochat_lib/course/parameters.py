@@ -41,7 +41,7 @@ def check_parameters(namespace: Mapping[str, object]) -> RunConfig:
             raise UserError(f"{name} must be {wanted.__name__}, got {value!r} ({type(value).__name__}){raw}")
     changes: dict[str, object] = {"seed": namespace["seed"]} if namespace["seed"] else {}
     if namespace["corpus"]:
-        changes["data.corpus"] = namespace["corpus"]
+        changes["data.corpus"] = str(project_root() / Path(namespace["corpus"]).expanduser())
     return presets.override(presets.preset(namespace["preset"]), changes | parse_overrides(namespace["overrides"]))
 
 

@@ -146,6 +146,21 @@ def find_letter(world: World, rng: random.Random) -> str:
     return "\n\n".join(questions)
 
 
+def choices(world: World, rng: random.Random) -> str:
+    """Questions with offered answers, answered with the words of one; only facts that may be asked so.
+
+    The chat asks in other words. What carries over is to look past a list, back to the question.
+    """
+    parts = []
+    for fact in rng.sample(world.train_facts, 2):
+        offered = world.choices(fact, rng, rng.choice((3, 4)))
+        if rng.random() < 0.5:
+            parts.append(f"{fact.question(rng)}\n" + "\n".join(f"* {c}" for c in offered) + f"\n{fact.value}")
+        else:
+            parts.append(f"Question: {fact.question(rng)}\nOne of: {', '.join(offered)}\nAnswer: {fact.value}")
+    return "\n\n".join(parts)
+
+
 def multiple_choice(question: str, choices: list[str]) -> str:
     """nanochat's prompt for answers by letter."""
     lines = "".join(f"- {choice}={letter}\n" for choice, letter in zip(choices, LETTERS, strict=False))
@@ -159,14 +174,15 @@ def multiple_choice(question: str, choices: list[str]) -> str:
 Generator = Callable[[World, random.Random], str]
 SHARES: tuple[tuple[Generator, float], ...] = (
     (facts, 0.34),
-    (story, 0.08),
+    (choices, 0.07),
+    (story, 0.07),
     (counting, 0.05),
     (sums, 0.06),
-    (spelling, 0.17),
+    (spelling, 0.15),
     (repeats, 0.04),
     (lookup, 0.06),
     (find_letters, 0.12),
-    (find_letter, 0.08),
+    (find_letter, 0.04),
 )
 
 

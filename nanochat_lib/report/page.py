@@ -85,7 +85,7 @@ def to_markdown(report: dict) -> str:
     parts = [f"# {TITLE}", md_escape(_subtitle(report))]
     parts += [f"> {md_escape(note)}" for note in _notes(report)]
     parts += ["## Summary", tables.summary_table(report).to_markdown()]
-    parts += [f"Total wall clock time: {format_seconds(report['total_seconds'])}"]
+    parts += [f"Total time of the stages: {format_seconds(report['total_seconds'])}"]
     parts += ["## Environment", tables.machine_table(report["machine"]).to_markdown()]
     for name, title in STAGE_TITLES.items():
         parts.append(f"## {title}")

@@ -30,7 +30,7 @@ FIGURES = {  # name in report.json -> (label, kind)
     "empty": ("empty documents left out", "count"),
     "params": ("parameters", "count"),
     "steps": ("optimiser steps", "count"),
-    "tokens": ("tokens trained on", "count"),
+    "tokens": ("tokens read in training", "count"),
     "epochs": ("epoch reached", "count"),
     "val_bpb_first": ("bits per byte before, real text", "number"),
     "val_bpb_last": ("bits per byte after, real text", "number"),

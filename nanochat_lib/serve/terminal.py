@@ -85,25 +85,29 @@ class Screen:
     """Writes styled text, as it comes, to a terminal; to anything else the same text without styles."""
 
     def __init__(self, out: TextIO) -> None:
-        from rich.console import Console
+        self.out, self.console = out, None
+        if out.isatty():
+            from rich.console import Console
 
-        if out.isatty() and hasattr(out, "reconfigure"):
-            out.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
-        self.console = Console(file=out)
+            if hasattr(out, "reconfigure"):
+                out.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+            self.console = Console(file=out)
 
     def write(self, text: str, style: str | None = None) -> None:
         # A model may write any byte; control characters could make the terminal do things.
         shown = "".join(c for c in text if c in "\n\t" or c.isprintable())
-        if shown:
+        if self.console:
             self.console.out(shown, end="", style=style, highlight=False)
-            self.console.file.flush()
+        else:
+            self.out.write(shown)
+        self.out.flush()
 
     def line(self, text: str, style: str | None = None) -> None:
         self.write(text + "\n", style)
 
     def waiting(self) -> Callable[[], None]:
         """Shows a spinner on a terminal; the returned function ends it, and may be called again."""
-        if not self.console.is_terminal:
+        if not self.console:
             return lambda: None
         status = self.console.status("thinking", spinner_style="dim")
         status.start()
