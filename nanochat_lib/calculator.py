@@ -1,8 +1,9 @@
 """The tool a chat model may call: arithmetic and counting letters, read by a small parser, never run as code.
 
 Accepted language (nanochat's): sums, differences, products, quotients (`/` and `//`) of decimal numbers with brackets,
-and `'text'.count('part')`. Anything else has no result. Text, nesting and result are bounded, so every call ends within
-a millisecond, in any thread, without a timer.
+and `'text'.count('part')`. Anything else has no result. Unlike in nanochat, commas are dropped only from numbers, so
+that a counted text keeps its own. Text, nesting and result are bounded, so every call ends within a millisecond, in any
+thread, without a timer.
 """
 
 from __future__ import annotations

@@ -87,11 +87,11 @@ def pretrain(
     folder: Path,
     metrics: MetricsLog,
     prompts: tuple[str, ...] = SAMPLE_PROMPTS,
-    sample_log: Callable[[int, list[dict]], None] | None = None,
 ) -> dict:
     """Trains the base model of `config` on `corpus` into checkpoints in `folder`; returns the stage's figures.
 
-    Continues from the newest valid checkpoint when there is one. Raises UserError before step 0 when the corpus holds
+    Continues from the newest valid checkpoint when there is one. Every `pretrain.sample_every` steps, at an evaluation,
+    continuations of `prompts` go into the metrics. Raises UserError before step 0 when the corpus holds
     fewer tokens than `data.epochs` readings of it can give.
     """
     stage, data = config.pretrain, config.data
@@ -120,8 +120,9 @@ def pretrain(
     }
 
     def evaluate(step: int, state: TrainState) -> dict:
-        if sample_log and stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
-            sample_log(step, samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts))
+        if stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
+            written = samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts)
+            metrics.append(stage="pretrain", step=step, event="samples", samples=written)
         return {
             name: bits_per_byte(eval_step, state.params, batches, token_bytes) for name, batches in held_out.items()
         }

@@ -156,6 +156,7 @@ def train(stage: Stage, state: TrainState) -> TrainState:
                 used = mfu(stage.flops_per_token, rate, devices, chip) if rate else None
                 record = {
                     "stage": stage.name, "step": done, "loss": out["loss"], "lr": hyper.lr, "momentum": hyper.momentum,
+                    "weight_decay": hyper.weight_decay,
                     "tokens": tokens, "tokens_per_s": rate, "mfu": used,
                     "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds, **batch.log,
                 }  # fmt: skip

@@ -65,7 +65,8 @@ def test_report_json_keeps_its_contract(killed_and_finished):
     assert report["preset"] == "cpu-smoke" and report["cost_usd"] is None and report["machine"]
     stages = report["stages"]
     assert set(stages) == set(STAGES) and all(stages[name]["seconds"] > 0 for name in STAGES)
-    assert report["total_seconds"] == pytest.approx(sum(s["seconds"] for s in stages.values()), abs=1)
+    for name in ("pretrain", "sft", "rl"):  # the first start's time is not lost with its kill
+        assert stages[name]["seconds"] >= stages[name]["train_seconds"]
     pretrain = stages["pretrain"]
     for name in ("val_bpb_first", "val_bpb_last", "tokens", "tokens_per_s", "mfu"):
         assert pretrain[name] is not None, name
