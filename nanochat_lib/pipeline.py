@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -44,18 +46,25 @@ def default_run_dir(config: RunConfig) -> Path:
     return Path("runs") / (config.preset if config.seed == 0 else f"{config.preset}-seed{config.seed}")
 
 
+def backend(in_child: bool = False) -> str:
+    """cpu, gpu or tpu: what JAX computes on here; asked in a process that ends again when `in_child`."""
+    if in_child:
+        program = "import jax; print(jax.default_backend())"
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() or "cpu"
+    import jax
+
+    return jax.default_backend()
+
+
 def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
     """Raises UserError when this machine or this version cannot run `config`, before anything is spent.
 
     `accelerator=False` leaves JAX's devices alone: a TPU belongs to one process, and that is to be the notebook's.
     """
     presets.validate(config)
-    target, have = config.target, "cpu"
-    if accelerator:
-        import jax
-
-        have = jax.default_backend()
-    if accelerator and target.kind not in ("cpu", have):
+    target = config.target
+    have = "cpu" if target.kind == "cpu" else backend(in_child=not accelerator)
+    if have != target.kind:
         raise UserError(
             f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here; "
             "use --preset cpu, or install the matching extra (NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
@@ -417,7 +426,6 @@ def _plain(value: object) -> object:
 def peak_memory_gb() -> float:
     """The largest resident memory this process has had, in GB (10⁹ bytes)."""
     import resource
-    import sys
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e9

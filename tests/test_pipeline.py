@@ -185,3 +185,10 @@ def test_chat_without_a_run_or_a_model(tmp_path):
     with pytest.raises(UserError) as e:
         pipeline.open_chat(tmp_path / "r")
     one_line(e, "holds no trained model")
+
+
+@pytest.mark.parametrize("accelerator", [True, False])
+def test_the_backend_is_asked_here_or_in_a_child(tmp_path, accelerator):
+    with pytest.raises(UserError, match="JAX sees cpu here"):
+        open_run(tmp_path / "r", presets.preset("gpu-1-d12"), accelerator=accelerator)
+    assert not (tmp_path / "r").exists()
