@@ -412,3 +412,12 @@ def test_answers_stand_side_by_side_in_order():
         {"prompt": "p", "text": "t"},
     ]
     assert tables.answers_table(samples).rows == [("q", "b", "s", "–", "r")]
+
+
+@pytest.mark.parametrize(("decay", "panels"), [(0.0, 2), (0.2, 3)])
+def test_weight_decay_is_drawn_where_there_is_any(decay, panels):
+    records = [
+        {"stage": "pretrain", "step": i, "loss": 1.0, "lr": 1.0, "momentum": 0.9, "weight_decay": decay}
+        for i in (1, 2, 3)
+    ]
+    assert len(plots.schedule_plot(records, "pretrain").axes) == panels

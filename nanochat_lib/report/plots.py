@@ -195,14 +195,15 @@ def _mark(ax: object, text: str, at: tuple, coordinates: object, above: float) -
 
 
 def schedule_plot(records: Sequence[dict], stage: str, *, width: float = WIDTH) -> Figure:
-    """What the schedules did: learning-rate multiplier, and Muon's momentum where it was logged."""
+    """What the schedules did: learning-rate multiplier, Muon's momentum, and its weight decay where there is any."""
     quantities = [
         ("lr", "Learning rate ×", BLUE),
         ("momentum", "Muon momentum", RED),
-        ("weight_decay", "decay", PURPLE),
+        ("weight_decay", "Weight decay", PURPLE),
     ]
     series = [(label, colour, *points(records, stage, key)) for key, label, colour in quantities]
-    series = [s for s in series if s[2]] or [("Learning rate ×", BLUE, [], [])]
+    series = [s for s in series if s[2] and (any(s[3]) or s[0] != "Weight decay")]
+    series = series or [("Learning rate ×", BLUE, [], [])]
     figure, axes = new_figure(1, len(series), height=2.1, width=width, squeeze=False)
     with matplotlib.rc_context(STYLE):
         for ax, (label, colour, xs, ys) in zip(axes[0], series, strict=True):
@@ -211,7 +212,8 @@ def schedule_plot(records: Sequence[dict], stage: str, *, width: float = WIDTH) 
                 ax.set_ylim(bottom=0 if label.startswith("Learning") else None)
             else:
                 empty(ax)
-            _finish(ax, label, f"optimiser step, {STAGES.get(stage, stage)}", "")
+            ax.xaxis.set_major_locator(MaxNLocator(3))
+            _finish(ax, label, f"step, {STAGES.get(stage, stage)}", "")
     return figure
 
 
