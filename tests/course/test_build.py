@@ -295,12 +295,31 @@ def test_the_course_can_be_run_by_papermill():
         assert len(tagged) <= 1 and len({c.id for c in nb.cells}) == len(nb.cells)
 
 
-def test_only_learners_notebooks_are_paired(tmp_path):
+def test_only_learners_notebooks_are_paired():
     """Saving a chapter in JupyterLab may write its .py; saving a solution must never touch the hand-edited source."""
     from jupytext.config import load_jupytext_config, notebook_formats
 
-    config = load_jupytext_config(str(ROOT / "chapters" / "12_capstone.ipynb"))
-    for folder, wanted in (("chapters", {"ipynb", "py"}), ("solutions", {"ipynb"}), ("runs/cpu", {"ipynb"})):
-        nb = nbformat.v4.new_notebook()
-        formats = notebook_formats(nb, config, str(ROOT / folder / "12_capstone.ipynb"))
+    for folder, wanted in (("chapters", {"ipynb", "py"}), ("solutions", {"ipynb"}), ("docs", {"ipynb"})):
+        path = str(ROOT / folder / "12_capstone.ipynb")
+        formats = notebook_formats(nbformat.v4.new_notebook(), load_jupytext_config(path), path)
         assert {f["extension"].strip(".") for f in formats} == wanted, folder
+
+
+def test_jupyterlab_opens_the_chapters_from_the_projects_root(tmp_path):
+    """A pairing that jupytext's contents manager cannot resolve shows nothing but an error box."""
+    import asyncio
+    import shutil
+
+    from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+    from jupytext.async_contentsmanager import build_async_jupytext_contents_manager_class
+
+    for name in ("chapters", "solutions"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "jupytext.toml", tmp_path)
+    manager = build_async_jupytext_contents_manager_class(AsyncLargeFileManager)(root_dir=str(tmp_path))
+    source = (tmp_path / "solutions" / "12_capstone.py").read_bytes()
+    for name in ("chapters/12_capstone.ipynb", "chapters/12_capstone.py", "solutions/12_capstone.ipynb"):
+        model = asyncio.run(manager.get(name, type="notebook", content=True))
+        assert len(model["content"]["cells"]) > 30, name
+        asyncio.run(manager.save(model, name))
+    assert (tmp_path / "solutions" / "12_capstone.py").read_bytes() == source
