@@ -124,7 +124,7 @@ if [ -n "$anew" ] || [ -f "$unfinished" ] || [ ! -d "$venv" ]; then
   free_gb="$(df -Pk "$root" | awk 'NR == 2 { print int($4 / 1048576) }')"
   [ "$free_gb" -ge "$need_gb" ] || die "$free_gb GB of disk are free at $root, $need_gb GB are needed; free some space or move the project"
 
-  if [ "$(uname -s)" = Linux ] && [ "$free_gb" -lt 8 ]; then
+  if [[ "$OSTYPE" == linux* ]] && [ "$free_gb" -lt 8 ]; then
     say "$free_gb GB of disk are free; where pip brings torch with CUDA, its default on Linux, about 8 GB are needed"
   fi
   say "making .venv with Python $version and installing (about $need_gb GB, some minutes)"

@@ -373,7 +373,11 @@ def test_uv_is_used_when_it_is_there(place: Place) -> None:
         ("capstone", ["--seed", "1"], "-m nanochat_lib run --preset cpu --seed 1"),
         ("capstone", ["cpu", "--corpus", "a b", "-s", "x=1"], "-m nanochat_lib run --preset cpu --corpus a b -s x=1"),
         ("test", ["-x", "tests/test_cli.py"], "-m pytest -x tests/test_cli.py"),
-        ("lab", ["--no-browser"], "-m jupyterlab chapters --no-browser"),
+        (
+            "lab",
+            ["--no-browser"],
+            "-m jupyterlab --LabApp.default_url=/lab/tree/chapters/12_capstone.ipynb --no-browser",
+        ),
     ],
 )
 def test_scripts_set_up_and_pass_their_arguments_on(place: Place, script: str, args: list[str], called: str) -> None:
