@@ -23,9 +23,6 @@ ORDER = """
     report course pipeline capstone cli __main__
 """.split()
 
-# (importer, imported): the two halves of one idea, which know each other.
-PAIRS = {("decoding", "engine")}
-
 HEAVY = {
     "IPython", "flax", "huggingface_hub", "jax", "jaxlib", "jupyterlab", "jupytext", "matplotlib", "nbformat", "numpy",
     "optax", "orbax", "papermill", "prompt_toolkit", "psutil", "pyarrow", "regex", "rich", "rustbpe", "scipy",
@@ -71,7 +68,6 @@ def test_imports_only_from_above(path: Path) -> None:
     package = path.relative_to(PACKAGE).parts[:-1]
     used = imports(ast.parse(path.read_text(encoding="utf-8")), package) - {here}
     below = {name for name in used if ORDER.index(name) > ORDER.index(here)}
-    below -= {imported for importer, imported in PAIRS if importer == here}
     assert not below, f"{path.relative_to(PACKAGE)} imports {', '.join(sorted(below))}, which stand below {here}"
 
 
