@@ -1,7 +1,7 @@
 """Causal attention with a sliding window, grouped query heads and rotary position embedding.
 
-Shapes: B batch, T time, H query heads, K key/value heads, D head size. One function, `attention`, hides how the
-result is computed:
+Shapes: B batch, H query heads, K key/value heads, T time, D head size; heads stand before time, so that every head's
+product runs over contiguous matrices. One function, `attention`, hides how the result is computed:
 
 - "reference": the whole score matrix, the formula word for word; for tests and reading.
 - "xla": the same numbers in tiles of queries, each against only the keys it can see, so that a small window costs
@@ -58,32 +58,30 @@ def visible(queries: jax.Array, keys: jax.Array, window: int) -> jax.Array:
 def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(q·k/√D) v over the keys that the mask (…, Tq, Tk) shows; 0 for a query that sees none.
 
-    q (B, Tq, H, D), k and v (B, Tk, K, D); query head h reads key/value head h // (H/K). Scores are float32.
+    q (B, H, Tq, D), k and v (B, K, Tk, D); query head h reads key/value head h // (H/K). Scores are float32.
     """
-    b, tq, h, d = q.shape
-    kv_heads = k.shape[2]
-    # Heads before time: the products below then run over contiguous matrices, on a CPU in half the time.
-    q = q.reshape(b, tq, kv_heads, h // kv_heads, d).transpose(0, 2, 3, 1, 4)
-    k, v = (a.transpose(0, 2, 1, 3)[:, :, None] for a in (k, v))
+    b, h, tq, d = q.shape
+    kv_heads = k.shape[1]
+    q = q.reshape(b, kv_heads, h // kv_heads, tq, d)
+    k, v = k[:, :, None], v[:, :, None]
     scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=jnp.float32) * (1 / d**0.5)
     scores = jnp.where(mask, scores, MASKED)
     # The largest score cancels in the quotient: no gradient flows through it.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
     weights = jnp.where(mask, weights, 0.0)
     weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
-    y = weights.astype(v.dtype) @ v
-    return y.transpose(0, 3, 1, 2, 4).reshape(b, tq, h, d)
+    return (weights.astype(v.dtype) @ v).reshape(b, h, tq, d)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, window: int, backend: str = "xla") -> jax.Array:
     """Causal attention of Tq queries on Tk keys; the last query stands at the last key.
 
     Args:
-        q: (B, Tq, H, D). k, v: (B, Tk, K, D) with H a multiple of K; query head h uses key/value head h // (H/K).
+        q: (B, H, Tq, D). k, v: (B, K, Tk, D) with H a multiple of K; query head h uses key/value head h // (H/K).
         window: keys seen before the query's own position, at least 0.
         backend: "xla" or "reference".
     Returns:
-        (B, Tq, H, D) in v's dtype. A query that sees no key (possible only when Tq > Tk) gives 0.
+        (B, H, Tq, D) in v's dtype. A query that sees no key (possible only when Tq > Tk) gives 0.
     Raises:
         UserError: unknown backend, negative window, or head counts that do not divide.
     """
@@ -91,9 +89,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, window: int, backend:
         raise UserError(f"attention: backend {backend!r} is unknown, use {' or '.join(BACKENDS)}")
     if window < 0:
         raise UserError(f"attention: window {window} is negative; use 0 for self only, the length for full attention")
-    if q.shape[2] % k.shape[2]:
-        raise UserError(f"attention: {q.shape[2]} query heads are not a multiple of {k.shape[2]} key/value heads")
-    tq, tk = q.shape[1], k.shape[1]
+    if q.shape[1] % k.shape[1]:
+        raise UserError(f"attention: {q.shape[1]} query heads are not a multiple of {k.shape[1]} key/value heads")
+    tq, tk = q.shape[2], k.shape[2]
     offset = tk - tq  # position of the first query
     tile = tq if backend == "reference" else query_tile(tq)
     parts = []
@@ -101,8 +99,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, window: int, backend:
         stop = min(start + tile, tq)
         first, last = max(0, offset + start - window), max(1, offset + stop)
         mask = visible(offset + np.arange(start, stop), np.arange(first, last), window)
-        parts.append(_softmax_average(q[:, start:stop], k[:, first:last], v[:, first:last], mask))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+        parts.append(_softmax_average(q[:, :, start:stop], k[:, :, first:last], v[:, :, first:last], mask))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 
 def query_tile(length: int) -> int:
@@ -111,9 +109,9 @@ def query_tile(length: int) -> int:
 
 
 def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, positions: jax.Array, window: int) -> jax.Array:
-    """One query a row against a cache: q (B, 1, H, D) at `positions` (B,), k and v (B, S, K, D) → (B, 1, H, D).
+    """One query a row against a cache: q (B, H, 1, D) at `positions` (B,), k and v (B, K, S, D) → (B, H, 1, D).
 
     The key in slot s has position s; slots after a row's own position are never read.
     """
-    mask = visible(positions[:, None], jnp.arange(k.shape[1], dtype=positions.dtype), window)
+    mask = visible(positions[:, None], jnp.arange(k.shape[2], dtype=positions.dtype), window)
     return _softmax_average(q, k, v, mask[:, None, None])

@@ -23,6 +23,7 @@ import numpy as np
 from flax import nnx
 
 from nanochat_lib.attention import attention, cached_attention, rotary_table
+from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
 from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, scaled, softcap, uniform
@@ -34,7 +35,14 @@ __all__ = [
 ]  # fmt: skip
 
 Params = dict[str, jax.Array]
+Rows = dict[str, jax.Array]  # by the name of the table they come from
 DType = jax.typing.DTypeLike
+WTE = "transformer.wte.weight"
+
+
+def value_table(layer: int | str) -> str:
+    """Name of a layer's value-embedding table."""
+    return f"value_embeds.{layer}.weight"
 
 
 class Transformer(nnx.Module):
@@ -70,11 +78,12 @@ class GPT(nnx.Module):
         self.value_embeds = nnx.Dict(tables)
 
     def __call__(self, idx: jax.Array, dtype: DType = jnp.float32) -> jax.Array:
-        return self.logits(self.hidden(idx, dtype))
+        return self.logits(self.hidden(self.lookup(idx, dtype)))
 
-    def embed(self, idx: jax.Array, dtype: DType) -> jax.Array:
-        """Normalised token embeddings (B, T, C), before smear."""
-        return norm(self.transformer.wte.lookup(idx, dtype))
+    def lookup(self, idx: jax.Array, dtype: DType) -> Rows:
+        """The rows of every table that the ids (B, T) select: wte's (B, T, C), value embeddings (B, T, K·D)."""
+        tables = {WTE: self.transformer.wte} | {value_table(i): t for i, t in self.value_embeds.items()}
+        return {name: table.lookup(idx, dtype) for name, table in tables.items()}
 
     def smear(self, x: jax.Array, previous: jax.Array) -> jax.Array:
         """x + λ·sigmoid(gate(x))·previous: the gate looks at the current token, `previous` is not smeared itself."""
@@ -84,18 +93,17 @@ class GPT(nnx.Module):
         return x + self.smear_lambda[...].astype(x.dtype) * gate * previous
 
     def rotation(self, length: int, dtype: DType) -> tuple[jax.Array, jax.Array]:
-        """(cos, sin) of positions 0 … length-1, (length, 1, D/2)."""
+        """(cos, sin) of positions 0 … length-1, (length, D/2)."""
         gen = GENERATIONS[self.config.recipe]
         tables = rotary_table(length, self.config.head_dim, gen.rotary_base, gen.bf16_table)
-        return tuple(jnp.asarray(table, dtype)[:, None] for table in tables)
+        return tuple(jnp.asarray(table, dtype) for table in tables)
 
-    def trunk(self, x: jax.Array, idx: jax.Array, rotation: tuple[jax.Array, jax.Array], attend) -> jax.Array:
+    def trunk(self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend) -> jax.Array:
         """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ."""
         x0 = middle = x
         for i, block in enumerate(self.transformer.h):
             x = scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i])
-            has_ve = self.config.has_value_embedding(i)
-            ve = self.value_embeds[str(i)].lookup(idx, x.dtype) if has_ve else None
+            ve = rows.get(value_table(i))
             x = x + block.attn.output(attend(i, *block.attn.qkv(norm(x), ve, rotation)))
             x = x + block.mlp(norm(x))
             if i == self.config.n_layer // 2:
@@ -104,13 +112,13 @@ class GPT(nnx.Module):
             x = x - scaled(middle, self.backout_lambda[0])
         return norm(x)
 
-    def hidden(self, idx: jax.Array, dtype: DType = jnp.float32) -> jax.Array:
-        """(B, T) → (B, T, C): what the head reads."""
-        x = self.embed(idx, dtype)
+    def hidden(self, rows: Rows, compute: Compute = Compute()) -> jax.Array:
+        """Rows of the tables → (B, T, C): what the head reads, in the rows' dtype."""
+        x = norm(rows[WTE])
         x = self.smear(x, before(x))
         windows = self.config.windows
-        attend = lambda i, q, k, v: attention(q, k, v, window=windows[i])  # noqa: E731
-        return self.trunk(x, idx, self.rotation(idx.shape[1], dtype), attend)
+        attend = lambda i, q, k, v: attention(q, k, v, window=windows[i], backend=compute.attention)  # noqa: E731
+        return self.trunk(x, rows, self.rotation(x.shape[1], x.dtype), attend)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """(…, C) → (…, V) float32, soft-capped. The table's padding rows are cut off before anything reads them."""
@@ -167,7 +175,8 @@ def apply(config: GPTConfig, params: Params, idx: jax.Array, dtype: DType = jnp.
 
 def hidden(config: GPTConfig, params: Params, idx: jax.Array, dtype: DType = jnp.float32) -> jax.Array:
     """What the head reads, (B, T, C) in `dtype`."""
-    return build(config, params).hidden(idx, dtype)
+    model = build(config, params)
+    return model.hidden(model.lookup(idx, dtype))
 
 
 def head(config: GPTConfig, params: Params, x: jax.Array) -> jax.Array:
@@ -184,17 +193,18 @@ def prefill(
     cache. Equals the full forward pass of each row alone.
     """
     model = build(config, params)
-    rows, last = jnp.arange(idx.shape[0]), lengths - 1
-    x = model.embed(idx, dtype)
-    cache = replace(cache, prev=x[rows, last][:, None].astype(cache.prev.dtype))
+    row, last = jnp.arange(idx.shape[0]), lengths - 1
+    rows = model.lookup(idx, dtype)
+    x = norm(rows[WTE])
+    cache = replace(cache, prev=x[row, last][:, None].astype(cache.prev.dtype))
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         nonlocal cache
         cache = store_prompt(cache, layer, k, v)
         return attention(q, k, v, window=config.windows[layer])
 
-    x = model.trunk(model.smear(x, before(x)), idx, model.rotation(idx.shape[1], dtype), attend)
-    return model.logits(x[rows, last]), replace(cache, pos=lengths.astype(jnp.int32))
+    x = model.trunk(model.smear(x, before(x)), rows, model.rotation(idx.shape[1], dtype), attend)
+    return model.logits(x[row, last]), replace(cache, pos=lengths.astype(jnp.int32))
 
 
 def decode(
@@ -202,16 +212,16 @@ def decode(
 ) -> tuple[jax.Array, KVCache]:
     """One more token (B,) a row, each at its own position: (logits (B, V), cache). Needs pos < cache.length."""
     model = build(config, params)
-    idx, pos = token[:, None], cache.pos
-    embedded = model.embed(idx, dtype)
-    cos, sin = (table[pos][:, None] for table in model.rotation(cache.length, dtype))
+    rows, pos = model.lookup(token[:, None], dtype), cache.pos
+    embedded = norm(rows[WTE])
+    cos, sin = (table[pos][:, None, None] for table in model.rotation(cache.length, dtype))
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         nonlocal cache
         cache = store_token(cache, layer, k, v)
         return cached_attention(q, cache.k[layer], cache.v[layer], positions=pos, window=config.windows[layer])
 
-    x = model.trunk(model.smear(embedded, cache.prev.astype(dtype)), idx, (cos, sin), attend)
+    x = model.trunk(model.smear(embedded, cache.prev.astype(dtype)), rows, (cos, sin), attend)
     return model.logits(x[:, 0]), replace(cache, pos=pos + 1, prev=embedded.astype(cache.prev.dtype))
 
 

@@ -18,7 +18,7 @@ from nanochat_lib.sizing import GPTConfig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KVCache:
-    """k, v: per layer (B, S, K, D), keys after rotary and scaling, values after the value embedding; S slots a row.
+    """k, v: per layer (B, K, S, D), keys after rotary and scaling, values after the value embedding; S slots a row.
 
     pos (B,) int32: tokens already stored, so also the position of the row's next token. prev (B, 1, C): embedding of
     the row's last token before smear, zero while the row is empty.
@@ -32,14 +32,14 @@ class KVCache:
     @property
     def length(self) -> int:
         """Slots of a row. Decoding beyond them is the caller's mistake: such a write is dropped."""
-        return self.k[0].shape[1]
+        return self.k[0].shape[2]
 
 
 def init_cache(config: GPTConfig, batch: int, length: int, dtype: jax.typing.DTypeLike = jnp.float32) -> KVCache:
     """An empty cache of `batch` rows with `length` slots; `dtype` is the compute dtype of the model that fills it."""
     if batch < 1 or length < 1:
         raise UserError(f"cache of {batch} rows × {length} slots: both must be at least 1")
-    shape = (batch, length, config.n_kv_head, config.head_dim)
+    shape = (batch, config.n_kv_head, length, config.head_dim)
     return KVCache(
         k=tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layer)),
         v=tuple(jnp.zeros(shape, dtype) for _ in range(config.n_layer)),
@@ -54,14 +54,14 @@ def repeat_cache(cache: KVCache, n: int) -> KVCache:
 
 
 def store_prompt(cache: KVCache, layer: int, k: jax.Array, v: jax.Array) -> KVCache:
-    """Writes k, v (B, T, K, D) into slots 0 … T-1 of one layer."""
-    return _with_layer(cache, layer, lambda slots, new: slots.at[:, : new.shape[1]].set(new), k, v)
+    """Writes k, v (B, K, T, D) into slots 0 … T-1 of one layer."""
+    return _with_layer(cache, layer, lambda slots, new: slots.at[:, :, : new.shape[2]].set(new), k, v)
 
 
 def store_token(cache: KVCache, layer: int, k: jax.Array, v: jax.Array) -> KVCache:
-    """Writes k, v (B, 1, K, D) of one layer into each row's own next slot."""
+    """Writes k, v (B, K, 1, D) of one layer into each row's own next slot."""
     rows = jnp.arange(cache.pos.shape[0])
-    return _with_layer(cache, layer, lambda slots, new: slots.at[rows, cache.pos].set(new[:, 0]), k, v)
+    return _with_layer(cache, layer, lambda slots, new: slots.at[rows, :, cache.pos].set(new[:, :, 0]), k, v)
 
 
 def _with_layer(cache: KVCache, layer: int, write, k: jax.Array, v: jax.Array) -> KVCache:

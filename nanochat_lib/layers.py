@@ -111,20 +111,23 @@ class CausalSelfAttention(nnx.Module):
             self.ve_gate = Weight(uniform(rngs, (config.n_kv_head, config.gate_channels), 0.0, high))
 
     def qkv(self, x: jax.Array, ve: jax.Array | None, rotation: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        """q (B, T, H, D), k and v (B, T, K, D) of the normalised stream x (B, T, C); ve (B, T, K·D) joins v."""
-        config, gen = self.config, GENERATIONS[self.config.recipe]
-        b, t, _ = x.shape
-        q = self.c_q(x).reshape(b, t, config.n_head, config.head_dim)
-        k = self.c_k(x).reshape(b, t, config.n_kv_head, config.head_dim)
-        v = self.c_v(x).reshape(b, t, config.n_kv_head, config.head_dim)
+        """q (B, H, T, D), k and v (B, K, T, D) of the normalised stream x (B, T, C); ve (B, T, K·D) joins v."""
+        gen = GENERATIONS[self.config.recipe]
+        q, k, v = (self.split_heads(project(x)) for project in (self.c_q, self.c_k, self.c_v))
         if ve is not None:
-            gate = gen.gate_factor * jax.nn.sigmoid(self.ve_gate(x[..., : config.gate_channels]))
-            v = v + gate[..., None] * ve.reshape(v.shape)
+            gate = gen.gate_factor * jax.nn.sigmoid(self.ve_gate(x[..., : self.config.gate_channels]))
+            v = v + gate.swapaxes(1, 2)[..., None] * self.split_heads(ve)
         q, k = (gen.qk_scale * norm(rotate(a, *rotation)) for a in (q, k))
         return q, k, v
 
+    def split_heads(self, x: jax.Array) -> jax.Array:
+        """(B, T, heads·D) → (B, heads, T, D)."""
+        return x.reshape(*x.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
+
     def output(self, y: jax.Array) -> jax.Array:
-        return self.c_proj(y.reshape(*y.shape[:2], -1))
+        """(B, H, T, D) → (B, T, C)."""
+        b, _, t, _ = y.shape
+        return self.c_proj(y.swapaxes(1, 2).reshape(b, t, -1))
 
 
 class MLP(nnx.Module):

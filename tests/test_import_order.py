@@ -15,7 +15,7 @@ ORDER = """
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    kernels attention layers kv_cache gpt losses
+    compute kernels attention layers kv_cache losses gpt
     schedules muon optim sharding train_step
     checkpoint trainer
     calculator sandbox sampling decoding engine

@@ -1,0 +1,21 @@
+"""How a program computes, as opposed to what: one static value that every function of the training path takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Choices that change speed, memory and rounding, but not the formula.
+
+    dtype: of activations and of the weights where they are used ("float32" or "bfloat16"). attention: its backend.
+    fp8: the blocks' linear layers multiply in float8 (training only). loss_chunks: parts in which the logits are made.
+    remat: the blocks' elementwise work is done again in the backward pass instead of being stored.
+    """
+
+    dtype: str = "float32"
+    attention: str = "xla"
+    fp8: bool = False
+    loss_chunks: int = 1
+    remat: bool = False
