@@ -11,11 +11,13 @@ class Compute:
 
     dtype: of activations and of the weights where they are used ("float32" or "bfloat16"). attention: its backend.
     fp8: the blocks' linear layers multiply in float8 (training only). loss_chunks: parts in which the logits are made.
-    remat: the blocks' elementwise work is done again in the backward pass instead of being stored.
+    table_gradients: "xla" or "pallas", how the embedding tables' gradients are summed. remat: the blocks'
+    elementwise work is done again in the backward pass instead of being stored.
     """
 
     dtype: str = "float32"
     attention: str = "xla"
     fp8: bool = False
     loss_chunks: int = 1
+    table_gradients: str = "xla"
     remat: bool = False

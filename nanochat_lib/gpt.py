@@ -27,6 +27,7 @@ from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
 from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, scaled, softcap, uniform
+from nanochat_lib.losses import head_cross_entropy
 from nanochat_lib.sizing import GPTConfig
 
 __all__ = [
@@ -38,6 +39,11 @@ Params = dict[str, jax.Array]
 Rows = dict[str, jax.Array]  # by the name of the table they come from
 DType = jax.typing.DTypeLike
 WTE = "transformer.wte.weight"
+
+
+def table_names(config: GPTConfig) -> tuple[str, ...]:
+    """Parameters that are only looked up."""
+    return WTE, *(value_table(i) for i in config.value_embedding_layers)
 
 
 def value_table(layer: int | str) -> str:
@@ -124,6 +130,17 @@ class GPT(nnx.Module):
         """(…, C) → (…, V) float32, soft-capped. The table's padding rows are cut off before anything reads them."""
         logits = linear(x, self.lm_head.weight[: self.config.vocab_size])
         return softcap(logits, GENERATIONS[self.config.recipe].softcap)
+
+
+    def loss(
+        self, x: jax.Array, targets: jax.Array, weights: jax.Array | None, scale: jax.Array, chunks: int
+    ) -> jax.Array:
+        """Σ nll · weight · scale of hidden states x (B, T, C), without ever holding all logits when chunks > 1."""
+        cap = GENERATIONS[self.config.recipe].softcap
+        return head_cross_entropy(
+            x, self.lm_head.weight[...], targets, weights, cap=cap, vocab_size=self.config.vocab_size, chunks=chunks,
+            scale=scale,
+        )[0]  # fmt: skip
 
 
 def before(x: jax.Array) -> jax.Array:

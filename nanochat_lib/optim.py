@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.muon import HEAD, RECIPE4, MuonOptions, StackState, init_stack, muon, shape_key, update_stack
 from nanochat_lib.presets import OptimConfig, RLConfig
+from nanochat_lib.sharding import owners, split_axis, state_spec
 from nanochat_lib.sizing import GPTConfig
 
 __all__ = ["Group", "OptState", "adamw_step", "make_optimizer", "muon", "param_groups"]
@@ -140,6 +143,7 @@ def make_optimizer(
     compute_dtype: Any = jnp.float32,
     *,
     options: MuonOptions | None = None,
+    mesh: Mesh | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon and AdamW over the groups of `param_groups`, for flat parameters {name: array}.
 
@@ -147,7 +151,9 @@ def make_optimizer(
     `update(grads, state, params, *, lr, momentum, weight_decay)` returns what to add to the parameters (float32) and
     the new OptState. The three scalars may be traced: `lr` multiplies every group's own rate, the other two are
     Muon's. `compute_dtype` bfloat16 runs Muon's iteration in bfloat16; moments are always float32. `options`
-    replaces the Muon variant that belongs to `config.recipe`. Finite gradients of any size give finite updates.
+    replaces the Muon variant that belongs to `config.recipe`. With a mesh, the matrices of a stack are dealt out to
+    the devices for the iteration, so that none is orthogonalised twice. Finite gradients of any size give finite
+    updates.
 
     Raises UserError for unknown names, for block parameters that are no matrices, and for missing gradients.
     """
@@ -182,9 +188,11 @@ def make_optimizer(
         for group in param_groups(config, lrs, params):
             rate = lr * group.lr
             if group.kind == "muon":
-                gradient, weights = (jnp.stack([tree[name] for name in group.params]) for tree in (grads, params))
-                delta, stacks[group.name] = update_stack(
-                    gradient, weights, state.muon[group.name], rate, momentum, weight_decay, options
+                gradient, weights = (
+                    jnp.stack([tree[name].astype(jnp.float32) for name in group.params]) for tree in (grads, params)
+                )
+                delta, stacks[group.name] = update_dealt(
+                    mesh, gradient, weights, state.muon[group.name], rate, momentum, weight_decay, options
                 )
                 updates |= zip(group.params, delta, strict=True)
                 continue
@@ -195,6 +203,30 @@ def make_optimizer(
         return updates, OptState(step, exp_avg, exp_avg_sq, stacks)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def update_dealt(
+    mesh: Mesh | None, grads: jax.Array, params: jax.Array, state: StackState, *rest: Any
+) -> tuple[jax.Array, StackState]:
+    """`update_stack` with whole matrices on each device: the stack is filled up with zeros until it divides, cut along
+    its first axis for the update, and laid out as the state is kept again."""
+    if mesh is None:
+        return update_stack(grads, params, state, *rest)
+    count = grads.shape[0]
+    extra = -count % mesh.size
+    owner = NamedSharding(mesh, P(owners(mesh)))
+
+    def deal(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(jnp.pad(x, ((0, extra), (0, 0), (0, 0))), owner)
+
+    def collect(x: jax.Array, spec: P) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x[:count], NamedSharding(mesh, spec))
+
+    delta, new = update_stack(deal(grads), deal(params), StackState(*map(deal, state)), *rest)
+    # Along the rows of the matrices, as each parameter lives: taking a matrix out of the stack then moves nothing.
+    axis = split_axis(grads.shape[1:], mesh)
+    rows = P() if axis is None else P(None, *[None] * axis, owners(mesh))
+    return collect(delta, rows), StackState(*(collect(x, state_spec(x.shape, mesh)) for x in new))
 
 
 def check_gradients(grads: Mapping[str, Any], params: Mapping[str, Any]) -> None:

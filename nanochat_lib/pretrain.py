@@ -138,7 +138,7 @@ def pretrain(
             name="pretrain",
             folder=folder,
             steps=plan.steps,
-            step_fn=make_train_step(model, optimizer, dtype=dtype),
+            step_fn=make_train_step(model, optimizer, compute=Compute(dtype)),
             hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
             batches=batches,
             metrics=metrics,

@@ -176,7 +176,7 @@ def rl(
             name="rl",
             folder=folder,
             steps=steps,
-            step_fn=make_train_step(model, optimizer, dtype=dtype),
+            step_fn=make_train_step(model, optimizer, compute=Compute(dtype)),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
             batches=batches,
             metrics=metrics,

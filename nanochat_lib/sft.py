@@ -105,7 +105,7 @@ def sft(
             name="sft",
             folder=folder,
             steps=steps,
-            step_fn=make_train_step(model, optimizer, dtype=dtype),
+            step_fn=make_train_step(model, optimizer, compute=Compute(dtype)),
             hyper=hyper,
             batches=batches,
             metrics=metrics,

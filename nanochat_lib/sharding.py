@@ -35,12 +35,23 @@ def make_mesh(fsdp: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(devices.reshape(-1, fsdp), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
-def row_spec(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Rows (axis 0) over all devices; small arrays and those whose rows do not divide stay whole."""
-    size = int(np.prod(shape)) if shape else 1
-    if size < SMALL or shape[0] % mesh.size:
-        return P()
-    return P(STATE_AXES)
+def split_axis(shape: tuple[int, ...], mesh: Mesh) -> int | None:
+    """The axis along which an array of the state is cut: the first that divides; None for small ones, kept whole."""
+    if mesh.size == 1 or int(np.prod(shape)) < SMALL:
+        return None
+    return next((axis for axis, length in enumerate(shape) if length % mesh.size == 0), None)
+
+
+def state_spec(shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Where an array of the state lives: cut over all devices along `split_axis`, else on every one."""
+    axis = split_axis(shape, mesh)
+    return P() if axis is None else P(*[None] * axis, owners(mesh))
+
+
+def owners(mesh: Mesh) -> tuple[str, ...]:
+    """The axes that cut the state. Those of one device are left out, as JAX does in what it returns: layouts that
+    differ in them alone count as different, and the second step would compile anew."""
+    return tuple(axis for axis in STATE_AXES if mesh.shape[axis] > 1)
 
 
 def batch_spec() -> P:
@@ -50,9 +61,9 @@ def batch_spec() -> P:
 
 def state_sharding(mesh: Mesh, state: Any) -> Any:
     """The NamedSharding of every leaf of a TrainState (arrays or ShapeDtypeStructs)."""
-    return jax.tree.map(lambda leaf: NamedSharding(mesh, row_spec(leaf.shape, mesh)), state)
+    return jax.tree.map(lambda leaf: NamedSharding(mesh, state_spec(leaf.shape, mesh)), state)
 
 
 def param_sharding(mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NamedSharding]:
     """The NamedSharding of every parameter by name."""
-    return {name: NamedSharding(mesh, row_spec(shape, mesh)) for name, shape in shapes.items()}
+    return {name: NamedSharding(mesh, state_spec(shape, mesh)) for name, shape in shapes.items()}

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from nanochat_lib import gpt
+from nanochat_lib.collectives import Collectives
+from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
-from nanochat_lib.losses import cross_entropy, token_nll
+from nanochat_lib.losses import token_nll
 from nanochat_lib.optim import OptState
 from nanochat_lib.schedules import Hyper
+from nanochat_lib.sharding import batch_spec, state_sharding, state_spec
 from nanochat_lib.sizing import GPTConfig
+from nanochat_lib.table_gradient import table_gradients
 
+DType = jax.typing.DTypeLike
 HYPER = Hyper._fields
 BATCH = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
 
@@ -33,50 +41,127 @@ class TrainState(NamedTuple):
 
 
 def init_train_state(
-    config: GPTConfig, optimizer: optax.GradientTransformation, source: jax.Array | Mapping[str, jax.Array]
+    config: GPTConfig,
+    optimizer: optax.GradientTransformation,
+    source: jax.Array | Mapping[str, jax.Array],
+    *,
+    mesh: Mesh | None = None,
+    masters: DType = jnp.float32,
 ) -> TrainState:
-    """Step 0 from a typed random key (fresh parameters) or from given parameters, which are copied to float32.
+    """Step 0 from a typed random key (fresh parameters) or from given parameters, which are copied.
 
-    The copy keeps the caller's arrays alive: the step deletes the buffers of the state it is given.
+    Parameters are kept in `masters`. With a mesh every leaf is made where sharding.py wants it, never whole on one
+    device. The copy keeps the caller's arrays alive: the step deletes the buffers of the state it is given.
     """
-    if isinstance(source, Mapping):
-        params = {name: jnp.array(value, dtype=jnp.float32) for name, value in source.items()}
-    else:
-        params = gpt.init_params(config, source)
-    rest = optimizer.init(params), jnp.zeros((), jnp.int32)
+
+    make = partial(_fresh_state, config, optimizer, masters)
+    if mesh is not None:
+        return jax.jit(make, out_shardings=state_sharding(mesh, jax.eval_shape(make, source)))(source)
+    state = make(source)
     # Parameters bound to one device (loaded ones are) bind the step's outputs; a state that starts out unbound would
     # then come back with other types, and the second step would compile again.
-    leaf = next(iter(params.values()))
-    if leaf.committed and len(leaf.devices()) == 1:
-        rest = jax.device_put(rest, leaf.sharding)
-    return TrainState(params, *rest)
+    leaf = next(iter(state.params.values()))
+    return jax.device_put(state, leaf.sharding) if leaf.committed and len(leaf.devices()) == 1 else state
+
+
+def abstract_state(
+    config: GPTConfig, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, masters: DType = jnp.float32
+) -> TrainState:
+    """Shapes, dtypes and places of `init_train_state`, without any array: for compiling ahead and for restoring."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(partial(_fresh_state, config, optimizer, masters), key)
+    if mesh is None:
+        return state
+    place = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # noqa: E731
+    return jax.tree.map(place, state, state_sharding(mesh, state))
+
+
+def _fresh_state(
+    config: GPTConfig, optimizer: optax.GradientTransformation, masters: DType,
+    source: jax.Array | Mapping[str, jax.Array],
+) -> TrainState:  # fmt: skip
+    params = source if isinstance(source, Mapping) else gpt.init_params(config, source)
+    params = {name: jnp.array(value, dtype=masters) for name, value in params.items()}
+    return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
 
 def loss_and_gradients(
-    config: GPTConfig, params: gpt.Params, batch: Mapping[str, jax.Array], dtype: jax.typing.DTypeLike = jnp.float32
+    config: GPTConfig,
+    params: gpt.Params,
+    batch: Mapping[str, jax.Array],
+    compute: Compute = Compute(),
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, gpt.Params, jax.Array]:
     """(loss, gradients, number of targets) of a batch of micro-batches (A, B, T).
 
     loss = Σ nll·weight / max(number of targets ≥ 0, 1), both sums over all A·B·T positions. Dividing every
     micro-batch by the count of the whole batch makes A micro-batches of B rows equal one of A·B rows, whatever their
     shares of ignored targets; a batch without any target has zero loss and zero gradients.
+
+    Gradients are float32, also where a micro-batch computes in bfloat16. With a mesh, `params` and the gradients are
+    laid out by sharding.py and the batch's rows are spread over all devices.
     """
-    count = jnp.sum(batch["targets"] >= 0, dtype=jnp.int32)
+    shapes = {name: tuple(p.shape) for name, p in params.items()}
+    moves = Collectives.of(mesh, shapes)
+    local = partial(_local_gradients, config, compute, moves)
+    if mesh is None:
+        return local(params, dict(batch))
+    layout = {name: state_spec(shape, mesh) for name, shape in shapes.items()}
+    specs = (layout, {name: batch_spec() for name in batch})
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(P(), layout, P()), check_vma=False)(
+        params, dict(batch)
+    )
+
+
+def _local_gradients(
+    config: GPTConfig, compute: Compute, moves: Collectives, params: gpt.Params, batch: dict[str, jax.Array]
+) -> tuple[jax.Array, gpt.Params, jax.Array]:
+    """`loss_and_gradients` as one device sees it: its own slices of the parameters, its own rows of the batch."""
+    count = moves.total(jnp.sum(batch["targets"] >= 0, dtype=jnp.int32))
     scale = 1.0 / jnp.maximum(count, 1).astype(jnp.float32)
+    working = {name: moves.working_copy(name, p, compute.dtype) for name, p in params.items()}
+    tables = {name: working.pop(name) for name in gpt.table_names(config)}
+    # The gradient of a bfloat16 array would be bfloat16. Differentiating by its float32 copy gives what the matrix
+    # unit accumulated; the copy itself is never made, since the layers cast it straight back.
+    dense = {name: p.astype(jnp.float32) for name, p in working.items()}
+    absent = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in gpt.param_shapes(config).items()}
 
-    def loss_fn(params: gpt.Params, micro: Mapping[str, jax.Array]) -> jax.Array:
-        logits = gpt.apply(config, params, micro["inputs"], dtype=dtype)
-        return cross_entropy(logits, micro["targets"], micro.get("weights"))[0] * scale
+    @moves.forget_gathered
+    def loss_of(dense: gpt.Params, rows: gpt.Rows, micro: dict[str, jax.Array]) -> jax.Array:
+        whole = moves.gather(dense, micro, compute.dtype)
+        model = gpt.build(config, absent | whole)  # the tables have been read already
+        x = model.hidden(rows, compute)
+        with jax.named_scope("loss"):
+            return model.loss(x, micro["targets"], micro.get("weights"), scale, compute.loss_chunks)
 
-    def add(carry: tuple, micro: Mapping[str, jax.Array]) -> tuple[tuple, None]:
-        return jax.tree.map(jnp.add, carry, jax.value_and_grad(loss_fn)(params, micro)), None
+    def one(micro: dict[str, jax.Array]) -> tuple[tuple[jax.Array, gpt.Params], gpt.Rows]:
+        """((loss, gradients of the matrices), gradients of the table rows that were read)."""
+        with jax.named_scope("embedding"):
+            rows = {
+                name: moves.lookup(name, table, micro["inputs"]).astype(compute.dtype)
+                for name, table in tables.items()
+            }
+        loss, (grads, row_grads) = jax.value_and_grad(loss_of, argnums=(0, 1))(dense, rows, micro)
+        return (loss, grads), row_grads
 
     if batch["inputs"].shape[0] == 1:  # a scan of one would still carry and add a second set of gradients
-        loss, grads = jax.value_and_grad(loss_fn)(params, {name: x[0] for name, x in batch.items()})
+        (loss, grads), row_grads = one({name: x[0] for name, x in batch.items()})
     else:
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, p.dtype), params)
-        (loss, grads), _ = jax.lax.scan(add, (jnp.zeros((), jnp.float32), zeros), dict(batch))
-    return loss, grads, count
+        zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, dense)
+
+        def add(carry: tuple, micro: dict[str, jax.Array]) -> tuple[tuple, gpt.Rows]:
+            found, row_grads = one(micro)
+            return jax.tree.map(jnp.add, carry, found), row_grads
+
+        (loss, grads), row_grads = jax.lax.scan(add, zeros, batch)
+
+    with jax.named_scope("embedding_gradients"):  # once a step, not once a micro-batch: a table is large
+        flat = {name: g.reshape(-1, g.shape[-1]) for name, g in row_grads.items()}
+        sums = table_gradients(batch["inputs"].reshape(-1), flat, config.padded_vocab_size, compute.table_gradients)
+    with jax.named_scope("collectives"):
+        shares = {name: moves.own_share(name, g, whole=False) for name, g in grads.items()}
+        shares |= {name: moves.own_share(name, g, whole=True) for name, g in sums.items()}
+        return moves.total(loss), {name: shares[name] for name in params}, count
 
 
 @dataclass(frozen=True)
@@ -124,8 +209,9 @@ def make_train_step(
     config: GPTConfig,
     optimizer: optax.GradientTransformationExtraArgs,
     *,
+    compute: Compute = Compute(),
+    mesh: Mesh | None = None,
     donate: bool = True,
-    dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> TrainStep:
     """The compiled step `(state, batch, hyper) -> (state, metrics)`.
 
@@ -135,20 +221,24 @@ def make_train_step(
 
     `state` is deleted by the call when `donate` is on; go on with the returned one. A batch without targets, or with
     zero weights only, gives zero gradients, yet the update still applies earlier momentum and weight decay: leave
-    the call out to keep the parameters as they are. `dtype` is the compute dtype; gradients are float32.
+    the call out to keep the parameters as they are. With a mesh, state and batch are global arrays (sharding.py),
+    and `optimizer` must have been made for the same mesh.
     """
 
     def step(state: TrainState, batch: Mapping[str, jax.Array], hyper: Mapping[str, jax.Array]) -> tuple:
-        loss, grads, count = loss_and_gradients(config, state.params, batch, dtype)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **hyper)
-        params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": count}
-        return TrainState(params, opt_state, state.step + 1), metrics
+        loss, grads, count = loss_and_gradients(config, state.params, batch, compute, mesh)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **hyper)
+            params = optax.apply_updates(state.params, updates)
+            metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": count}
+        state = TrainState(params, opt_state, state.step + 1)
+        # Pinned, because a state that comes back laid out differently would compile the next step anew.
+        return state if mesh is None else jax.lax.with_sharding_constraint(state, state_sharding(mesh, state)), metrics
 
     return TrainStep(jax.jit(step, donate_argnums=(0,) if donate else ()))
 
 
-def make_eval_step(config: GPTConfig, dtype: jax.typing.DTypeLike = jnp.float32) -> Callable[..., tuple]:
+def make_eval_step(config: GPTConfig, dtype: DType = jnp.float32) -> Callable[..., tuple]:
     """The compiled `(params, inputs, targets, token_bytes) -> (nats, bytes, nll_sum, count)`, all device scalars.
 
     inputs, targets (B, T) int32; token_bytes (V,) int32: UTF-8 bytes of each token, 0 for special ones. Ignored

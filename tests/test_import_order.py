@@ -15,8 +15,8 @@ ORDER = """
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    compute kernels attention layers kv_cache losses gpt
-    schedules muon optim sharding train_step
+    compute kernels table_gradient attention layers kv_cache losses gpt
+    sharding collectives schedules muon optim train_step
     checkpoint trainer
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl preflight serve
