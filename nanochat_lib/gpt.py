@@ -26,7 +26,7 @@ from nanochat_lib.attention import attention, cached_attention, rotary_table
 from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
-from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, scaled, softcap, uniform
+from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, once, scaled, softcap, uniform
 from nanochat_lib.losses import head_cross_entropy
 from nanochat_lib.sizing import GPTConfig
 
@@ -108,10 +108,12 @@ class GPT(nnx.Module):
         """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ."""
         x0 = middle = x
         for i, block in enumerate(self.transformer.h):
-            x = scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i])
-            ve = rows.get(value_table(i))
-            x = x + block.attn.output(attend(i, *block.attn.qkv(norm(x), ve, rotation)))
-            x = x + block.mlp(norm(x))
+            x = once(scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i]))
+            with jax.named_scope("attention"):
+                q, k, v = block.attn.qkv(once(norm(x)), rows.get(value_table(i)), rotation)
+                x = once(x + block.attn.output(attend(i, q, k, v)))
+            with jax.named_scope("mlp"):
+                x = once(x + block.mlp(once(norm(x))))
             if i == self.config.n_layer // 2:
                 middle = x
         if self.config.recipe == "head":

@@ -40,6 +40,12 @@ def norm(x: jax.Array) -> jax.Array:
     return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + EPSILON)).astype(x.dtype)
 
 
+def once(x: jax.Array) -> jax.Array:
+    """x, computed once and kept. A TPU's compiler otherwise repeats cheap producers inside every product that reads
+    them, forward and backward, which is dearer than reading the result."""
+    return jax.lax.optimization_barrier(x)
+
+
 def softcap(logits: jax.Array, cap: float) -> jax.Array:
     """cap · tanh(logits / cap) in float32 (Gemma 2, arXiv:2408.00118)."""
     return cap * jnp.tanh(logits.astype(jnp.float32) / cap)
