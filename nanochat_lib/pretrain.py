@@ -97,7 +97,7 @@ def pretrain(
     stage, data = config.pretrain, config.data
     model = config.gpt_config(tokenizer.vocab_size)
     plan = config.horizon(tokenizer.vocab_size)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     rows, length = stage.device_rows, model.sequence_len
     micro_batches = plan.batch_tokens // (rows * length)
     loader.check_enough(

@@ -139,7 +139,7 @@ def rl(
     """
     stage = config.rl
     model, params, sft_step = load_model(sft_folder, tokenizer)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     per_step, samples = min(stage.questions_per_step, len(task)), stage.samples
     steps = stage.steps if stage.steps > 0 else max(len(task) // per_step, 1)
     optimizer = optim.make_optimizer(model, rl_rates(stage), dtype)

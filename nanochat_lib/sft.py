@@ -67,7 +67,7 @@ def sft(
     """
     stage = config.sft
     model, params, _ = load_model(base_folder, tokenizer)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     rows = stage.device_rows if stage.device_rows > 0 else config.pretrain.device_rows
     length = model.sequence_len
     batch_tokens = stage.batch_tokens if stage.batch_tokens > 0 else config.horizon(model.vocab_size).batch_tokens
