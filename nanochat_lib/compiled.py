@@ -133,7 +133,10 @@ class Module:
             if instruction.opcode == "while":
                 yield from self.runs(instruction.called("body"), times * self.trips(instruction))
             elif instruction.opcode == "conditional":
-                for branch in re.findall(r"%?([\w.\-]+)", (re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes) or ["", ""])[1]):  # noqa: E501
+                for branch in re.findall(
+                    r"%?([\w.\-]+)",
+                    (re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes) or ["", ""])[1],
+                ):  # noqa: E501
                     yield from self.runs(branch, times)
             elif instruction.opcode in ("call", "async-start"):
                 yield Run(instruction, name, times)

@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from nanochat_lib import hardware
-from nanochat_lib.hardware import GIB, Machine
-from nanochat_lib.presets import PRESETS, RunConfig, flatten, preset, to_dict
-from nanochat_lib.sizing import count_params
+from nanochat_lib.hardware import CHIPS, GIB, PRICE_DATE, TOPOLOGIES, Machine
+from nanochat_lib.presets import PRESETS, RunConfig, Target, flatten, preset, to_dict
+from nanochat_lib.schedules import transferred
+from nanochat_lib.sizing import count_params, flops_per_token
 
 NEEDED = (
     "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "rustbpe", "tiktoken", "torch",
@@ -131,15 +132,16 @@ def accelerator_problems(machine: Machine, found: dict[str, str | None]) -> list
 
 
 def estimate_bytes(config: RunConfig) -> int:
-    """Rough peak memory of one device in training (of the process, on a CPU), without sharding or recomputation.
+    """Rough peak memory of one device in training (of the process, on a CPU), without recomputation.
 
-    State: 16 bytes a parameter (float32 weight, gradient, two moments). Activations: about 20 vectors of width C that
-    each token and layer keep for the backward pass. Logits and their gradient in float32 beside the compute dtype's.
+    State: 16 bytes a parameter (float32 weight, gradient, two moments), split over `compute.fsdp` devices. Activations:
+    about 20 vectors of width C that each token and layer keep for the backward pass. Logits and their gradient in
+    float32 beside the compute dtype's.
     """
     gpt, cpu = config.gpt_config(), config.target.kind == "cpu"
-    width = 4 if cpu or config.model.dtype == "float32" else 2
+    width = 4 if cpu or config.compute.dtype == "float32" else 2
     tokens = config.pretrain.device_rows * gpt.sequence_len
-    state = 16 * count_params(gpt)["total"]
+    state = 16 * count_params(gpt)["total"] // config.compute.fsdp
     activations = tokens * gpt.n_layer * gpt.n_embd * 20 * width
     logits = tokens * gpt.padded_vocab_size * (4 + 4 + width)
     scores = 2 * 4 * tokens * gpt.n_head * gpt.sequence_len if cpu else 0  # kept per layer's backward, one at a time
@@ -225,7 +227,7 @@ def print_presets(name: str | None = None, as_json: bool = False) -> None:
         for key, config in PRESETS.items():
             total = count_params(config.gpt_config())["total"]
             size = f"{total / 1e9:.2f}B" if total >= 1e9 else f"{total / 1e6:.1f}M"
-            print(f"{key:16} {size:>7} parameters  {estimate_bytes(config) / GIB:6.1f} GiB  {config.about}")
+            print(f"{key:18} {size:>7} parameters  {estimate_bytes(config) / GIB:6.1f} GiB  {config.about}")
         return
     config = preset(name)
     if as_json:
@@ -233,7 +235,35 @@ def print_presets(name: str | None = None, as_json: bool = False) -> None:
         return
     for key, value in flatten(config).items():
         print(f"{key} = {value}")
-    gpt, plan = config.gpt_config(), config.horizon()
-    print(f"\n{count_params(gpt)['total']:,} parameters: {gpt.n_layer} layers of {gpt.n_embd}, {gpt.n_head} heads")
+    print("\n" + "\n".join(derived(config)))
+
+
+def derived(config: RunConfig) -> list[str]:
+    """What follows from a preset's settings, a line each: sizes, horizon, learning rates, slice and price."""
+    gpt, plan, groups = config.gpt_config(), config.horizon(), count_params(config.gpt_config())
+    kv = f", {gpt.n_kv_head} of keys and values" if gpt.n_kv_head != gpt.n_head else ""
+    rates = transferred(config.pretrain.optim, plan)
     total = plan.steps * plan.batch_tokens
-    print(f"pretraining: {plan.steps:,} steps of {plan.batch_tokens:,} tokens = {total:,} tokens")
+    micro_batches = plan.batch_tokens // (config.pretrain.device_rows * gpt.sequence_len * config.target.devices)
+    lines = [
+        f"{groups.pop('total'):,} parameters: " + ", ".join(f"{name} {count:,}" for name, count in groups.items()),
+        f"{gpt.n_layer} layers of {gpt.n_embd}, {gpt.n_head} heads of {gpt.head_dim}{kv}; "
+        f"{flops_per_token(gpt):.6e} FLOPs a token",
+        f"pretraining: {plan.steps:,} steps of {plan.batch_tokens:,} tokens = {total:,} tokens, "
+        f"{micro_batches} micro-batch{'es' * (micro_batches > 1)} a step",
+        f"learning rates at width 768: embedding {rates.embedding_lr:.5g}, unembedding {rates.unembedding_lr:.5g}, "
+        f"matrix {rates.matrix_lr:.5g}, scalar {rates.scalar_lr:.5g}; Muon's weight decay {rates.weight_decay:.5g}",
+    ]
+    return lines + rented(config.target)
+
+
+def rented(target: Target) -> list[str]:
+    """The slice and the price of a preset's machine, where they are known."""
+    lines = []
+    if found := TOPOLOGIES.get((target.chip, target.devices)):
+        lines.append(f"slice: {found.name}, {found.hosts} host{'s' * (found.hosts > 1)}")
+    chip = next((chip for chip in CHIPS if chip.name == target.chip), None)
+    if chip and chip.usd_hour:
+        spot = f", spot ${target.devices * chip.usd_hour_spot:.2f} ({PRICE_DATE})" if chip.usd_hour_spot else ""
+        lines.append(f"price: ${target.devices * chip.usd_hour:.2f} an hour on demand{spot}")
+    return lines

@@ -133,7 +133,6 @@ class GPT(nnx.Module):
         logits = linear(x, self.lm_head.weight[: self.config.vocab_size])
         return softcap(logits, GENERATIONS[self.config.recipe].softcap)
 
-
     def loss(
         self, x: jax.Array, targets: jax.Array, weights: jax.Array | None, scale: jax.Array, chunks: int
     ) -> jax.Array:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from nanochat_lib.errors import UserError
 
 GIB = 2**30
+DTYPES = ("auto", "float32", "bfloat16")  # of activations and matrix products
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Chip:
     bandwidth: float | None = None  # bytes/s
     matrix_unit: int | None = None  # side of a TPU's systolic array; GPUs work in tiles of 16 and have None
     usd_hour: float | None = None  # one chip on demand, 2026; None where no price was found
+    usd_hour_spot: float | None = None  # one chip that may be taken away at any time; None where no price was found
+    clock_hz: float | None = None  # of a TPU's matrix units, to read a compiler's cycles as seconds
     measured: bool = False  # the peak was measured on this machine, not published
 
 
@@ -40,14 +43,17 @@ def _gpu(
 
 def _tpu(
     name: str, match: tuple[str, ...], bf16: float, bandwidth: float, gib: int, matrix_unit: int,
-    usd_hour: float | None = None, int8: float | None = None,
+    usd_hour: float | None = None, usd_hour_spot: float | None = None, int8: float | None = None,
+    clock_hz: float | None = None,
 ) -> Chip:  # fmt: skip
     peak = {"bfloat16": bf16} | ({"int8": int8} if int8 else {})
-    return Chip(name, "tpu", match, peak, gib * GIB, bandwidth, matrix_unit, usd_hour)
+    return Chip(name, "tpu", match, peak, gib * GIB, bandwidth, matrix_unit, usd_hour, usd_hour_spot, clock_hz)
 
 
 # The first match wins. GPUs and their order as in nanochat. TPU generations whose chips JAX shows as two devices
-# (v2, v3, 7x) are left out: a peak per chip would give half the true MFU.
+# (v2, v3, 7x) are left out: a peak per chip would give half the true MFU. Prices of v6e: Google Cloud, us-central1,
+# 4 June 2026. Clocks of v5e and v5p: "How to Scale Your Model" (Austin et al., 2025), part 2; v6e's is the one at which
+# the compiler's cost model counts. Each gives the published peak with a whole number of matrix units.
 CHIPS = (
     _gpu("gb200", ("gb200", "grace blackwell"), 2.5e15, 8.0e12, 186, float8=5.0e15),
     _gpu("b200", ("b200",), 2.25e15, 8.0e12, 180, float8=4.5e15),
@@ -73,11 +79,32 @@ CHIPS = (
     _gpu("5090", ("5090",), 209.5e12, 1.79e12, 32),
     _gpu("4090", ("4090",), 165.2e12, 1.01e12, 24),
     _gpu("3090", ("3090",), 71e12, 936e9, 24),
-    _tpu("v6e", ("tpu v6e", "tpu v6 lite"), 918e12, 1.64e12, 32, 256, 2.70, 1836e12),
-    _tpu("v5e", ("tpu v5e", "tpu v5 lite"), 197e12, 819e9, 16, 128, int8=394e12),
-    _tpu("v5p", ("tpu v5p", "tpu v5"), 459e12, 2.765e12, 95, 128, int8=918e12),
+    _tpu("v6e", ("tpu v6e", "tpu v6 lite"), 918e12, 1.64e12, 32, 256, 2.70, 0.540137, int8=1836e12, clock_hz=1.75e9),
+    _tpu("v5e", ("tpu v5e", "tpu v5 lite"), 197e12, 819e9, 16, 128, int8=394e12, clock_hz=1.5e9),
+    _tpu("v5p", ("tpu v5p", "tpu v5"), 459e12, 2.765e12, 95, 128, int8=918e12, clock_hz=1.75e9),
     _tpu("v4", ("tpu v4",), 275e12, 1.228e12, 32, 128),
 )
+PRICE_DATE = "June 2026"  # of the prices of TPUs
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A TPU slice: its name for ahead-of-time compilation, and how many virtual machines it is."""
+
+    name: str
+    hosts: int  # each runs one process of the program
+
+
+# (chip, devices): 8 chips of v6e and v5e are one machine, larger slices are machines of 4; v5p's have 4 always.
+TOPOLOGIES = {
+    (chip, devices): Topology(f"{chip}:{shape}", 1 if devices == 8 and chip != "v5p" else devices // 4)
+    for chip, shapes in {
+        "v6e": {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+        "v5e": {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"},
+        "v5p": {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4"},
+    }.items()
+    for devices, shape in shapes.items()
+}
 
 
 def find_chip(device_name: str) -> Chip | None:
@@ -99,18 +126,26 @@ def find_chip(device_name: str) -> Chip | None:
     return None
 
 
-def mfu(flops_per_token: float, tokens_per_s: float, devices: int, chip: Chip | None) -> float | None:
+def mfu(
+    flops_per_token: float, tokens_per_s: float, devices: int, chip: Chip | None, dtype: str = "bfloat16"
+) -> float | None:
     """Model FLOP utilisation as a fraction: flops_per_token · tokens/s / (devices · peak of one device).
 
+    `flops_per_token` is sizing.flops_per_token, which counts the model's structure and so is the same under fp8.
     `tokens_per_s` counts all tokens of all devices and micro-batches. The peak is the dense bfloat16 one, as in
-    nanochat, or the measured one of a CPU, which is the whole machine's, whatever number of devices JAX makes of it.
-    None when the chip is unknown, and when the result is above 1: then peak and
+    nanochat, under fp8 too, so that figures stay comparable; `dtype="float8"` asks for the share of the fp8 peak
+    instead. A CPU's is its measured float32 peak, the whole machine's, whatever number of devices JAX makes of it.
+    None when the chip is unknown or has no peak for `dtype`, and when the result is above 1: then peak and
     device do not belong together, and no figure is better than a wrong one.
     """
     if chip is None or devices < 1 or not tokens_per_s > 0:
         return None
-    peak = chip.peak["float32"] if chip.kind == "cpu" else devices * chip.peak["bfloat16"]
-    share = flops_per_token * tokens_per_s / peak
+    if chip.kind == "cpu":
+        devices, dtype = 1, "float32" if dtype == "bfloat16" else dtype
+    peak = chip.peak.get(dtype)
+    if peak is None:
+        return None
+    share = flops_per_token * tokens_per_s / (devices * peak)
     return share if share <= 1 else None
 
 
@@ -146,8 +181,8 @@ def this_chip() -> Chip | None:
 
 def compute_dtype(setting: str, backend: str) -> str:
     """`auto` is float32 on a CPU, which computes bfloat16 slowly, and bfloat16 on accelerators."""
-    if setting not in ("auto", "float32", "bfloat16"):
-        raise UserError(f"model.dtype {setting!r} is unknown, use auto, float32 or bfloat16")
+    if setting not in DTYPES:
+        raise UserError(f"compute.dtype {setting!r} is unknown, use auto, float32 or bfloat16")
     if setting != "auto":
         return setting
     return "float32" if backend == "cpu" else "bfloat16"

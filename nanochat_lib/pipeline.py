@@ -291,7 +291,7 @@ class Run:
             prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
             return pretrain(self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts)
 
-        return self._stage("pretrain", ("seed", "data", "model", "pretrain"), ("tokenizer",), work)
+        return self._stage("pretrain", ("seed", "data", "model", "compute", "pretrain"), ("tokenizer",), work)
 
     def _check_prompts(self) -> None:
         """Raises UserError when the chat tasks do not fit the context: a tokenizer of other text cuts them finely."""
@@ -333,7 +333,7 @@ class Run:
             options = {
                 "max_per_task": self.config.evaluation.core_max_per_task,
                 "rows": self.config.evaluation.batch_rows,
-                "dtype": compute_dtype(self.config.model.dtype, jax.default_backend()),
+                "dtype": compute_dtype(self.config.compute.dtype, jax.default_backend()),
             }
             untrained = gpt.init_params(model, jax.random.key(self.config.seed))
             before = evaluate_core(model, untrained, tokenizer, bundle, title="core, untrained", **options)
@@ -410,7 +410,7 @@ class Run:
         from nanochat_lib.hardware import compute_dtype
 
         model, params, tokenizer = self.load_model(stage)
-        return Engine(model, params, tokenizer, dtype=compute_dtype(self.config.model.dtype, jax.default_backend()))
+        return Engine(model, params, tokenizer, dtype=compute_dtype(self.config.compute.dtype, jax.default_backend()))
 
     def report(self) -> dict:
         """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""

@@ -14,6 +14,7 @@ from nanochat_lib import loader, optim, schedules
 from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
+from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.sizing import count_params, flops_per_token
@@ -97,7 +98,7 @@ def pretrain(
     stage, data = config.pretrain, config.data
     model = config.gpt_config(tokenizer.vocab_size)
     plan = config.horizon(tokenizer.vocab_size)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     rows, length = stage.device_rows, model.sequence_len
     micro_batches = plan.batch_tokens // (rows * length)
     loader.check_enough(

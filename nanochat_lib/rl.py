@@ -18,6 +18,7 @@ from nanochat_lib import optim, schedules
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
+from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
 from nanochat_lib.pretrain import first_and_last
@@ -139,7 +140,7 @@ def rl(
     """
     stage = config.rl
     model, params, sft_step = load_model(sft_folder, tokenizer)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     per_step, samples = min(stage.questions_per_step, len(task)), stage.samples
     steps = stage.steps if stage.steps > 0 else max(len(task) // per_step, 1)
     optimizer = optim.make_optimizer(model, rl_rates(stage), dtype)

@@ -1,8 +1,17 @@
 """Learning rate, Muon momentum and Muon weight decay of every step, as plain Python functions.
 
-The compiled step receives the three numbers as arguments, so a changing value never compiles again. The rules are
-nanochat's: a short warm-up, a plateau, a linear warm-down (trapezoid), momentum that rises early and falls in the
-warm-down, weight decay that falls to zero (cosine; linear in recipe 4).
+The compiled step receives the three numbers as arguments, so a changing value never compiles again. Pretraining has
+three schedules:
+
+- "nanochat": a short warm-up, a plateau, a linear warm-down; momentum that rises early and falls in the warm-down;
+  weight decay that falls to zero (by a half-cosine; linearly in recipe 4).
+- "trapezoid": only the rate changes: linear warm-up, plateau, linear warm-down. A public run of 3.8B parameters used
+  it with 5 %, 50 % and a final 5 % of the peak.
+- "cosine": only the rate changes: linear warm-up, then half a cosine. That run's first attempt fell to zero this way
+  and starved the last 30 % of its steps; it is here to be compared.
+
+The last two keep Muon's momentum at 0.95 and its weight decay as given. A step takes rate × decay off a weight, so even
+a constant decay fades with the rate; nanochat found one that also falls by itself better, and has it in its schedule.
 """
 
 from __future__ import annotations
@@ -14,6 +23,8 @@ from typing import NamedTuple
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import OptimConfig, RLConfig, SFTConfig
 from nanochat_lib.sizing import Horizon
+
+MOMENTUM = 0.95  # of Muon where a schedule leaves it alone
 
 
 class Hyper(NamedTuple):
@@ -37,13 +48,50 @@ def transferred(lrs: OptimConfig, horizon: Horizon) -> OptimConfig:
 
 
 def base_schedule(step: int, total: int, cfg: OptimConfig, recipe: str = "head") -> Hyper:
-    """Hyper-parameters of pretraining step `step` (0 … total−1); `cfg.weight_decay` is the decay at step 0.
+    """Hyper-parameters of pretraining step `step` (0 … total−1) by `cfg.schedule`.
 
-    Raises UserError when `step` lies outside the run.
+    `cfg.weight_decay` is the decay at step 0; `recipe` matters to "nanochat" only. Raises UserError for an unknown
+    schedule and for a `step` outside the run.
     """
     check_step(step, total)
-    warmup = round(cfg.warmup_ratio * total) if cfg.warmup_ratio > 0 else cfg.warmup_steps
-    warmdown = round(cfg.warmdown_ratio * total)
+    if cfg.schedule == "nanochat":
+        return nanochat_schedule(step, total, cfg, recipe)
+    if cfg.schedule == "trapezoid":
+        return Hyper(trapezoid(step, total, cfg), MOMENTUM, cfg.weight_decay)
+    if cfg.schedule == "cosine":
+        return Hyper(cosine(step, total, cfg), MOMENTUM, cfg.weight_decay)
+    raise UserError(f"schedule {cfg.schedule!r} is unknown, use nanochat, trapezoid or cosine")
+
+
+def warmup_steps(total: int, cfg: OptimConfig) -> int:
+    return round(cfg.warmup_ratio * total) if cfg.warmup_ratio > 0 else cfg.warmup_steps
+
+
+def trapezoid(step: int, total: int, cfg: OptimConfig) -> float:
+    """Rate factor: (step + 1)/warm-up, 1, then linear so that the last step has exactly `final_lr_frac`.
+
+    Where warm-up and warm-down overlap, the smaller of the two holds: the rate never jumps.
+    """
+    warmup, warmdown = warmup_steps(total, cfg), round(cfg.warmdown_ratio * total)
+    rise = min((step + 1) / max(warmup, 1), 1.0)
+    return min(rise, falling(total - 1 - step, warmdown, cfg.final_lr_frac))
+
+
+def cosine(step: int, total: int, cfg: OptimConfig) -> float:
+    """Rate factor: (step + 1)/warm-up, then ½(1 + cos πp) from 1 to exactly `final_lr_frac` at the last step, p = 1.
+
+    Stochastic gradient descent with warm restarts (arXiv:1608.03983), without restarts.
+    """
+    warmup = warmup_steps(total, cfg)
+    if step < warmup:
+        return (step + 1) / warmup
+    share = 0.5 * (1 + math.cos(math.pi * (step + 1 - warmup) / (total - warmup)))
+    return share + (1 - share) * cfg.final_lr_frac
+
+
+def nanochat_schedule(step: int, total: int, cfg: OptimConfig, recipe: str) -> Hyper:
+    """nanochat's own; the warm-up wins over the warm-down, and the rise of the momentum (400 steps) over its fall."""
+    warmup, warmdown = warmup_steps(total, cfg), round(cfg.warmdown_ratio * total)
     if step < warmup:
         lr = (step + 1) / warmup
     else:
@@ -75,7 +123,7 @@ def sft_schedule(progress: float, step: int, cfg: SFTConfig) -> Hyper:
 def rl_schedule(step: int, total: int, cfg: RLConfig) -> Hyper:
     """Hyper-parameters of RL step `step` (0 … total−1): the rate falls linearly from `cfg.lr_frac` to zero."""
     check_step(step, total)
-    return Hyper(cfg.lr_frac * (1 - step / total), 0.95, 0.0)
+    return Hyper(cfg.lr_frac * (1 - step / total), MOMENTUM, 0.0)
 
 
 def falling(left: float, warmdown: float, final: float) -> float:

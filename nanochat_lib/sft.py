@@ -13,6 +13,7 @@ import numpy as np
 from nanochat_lib import checkpoint, loader, optim, schedules
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import mean_loss
+from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.pretrain import first_and_last, to_step
@@ -67,7 +68,7 @@ def sft(
     """
     stage = config.sft
     model, params, _ = load_model(base_folder, tokenizer)
-    dtype = compute_dtype(config.model.dtype, jax.default_backend())
+    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
     rows = stage.device_rows if stage.device_rows > 0 else config.pretrain.device_rows
     length = model.sequence_len
     batch_tokens = stage.batch_tokens if stage.batch_tokens > 0 else config.horizon(model.vocab_size).batch_tokens

@@ -138,8 +138,7 @@ def _local_gradients(
         """((loss, gradients of the matrices), gradients of the table rows that were read)."""
         with jax.named_scope("embedding"):
             rows = {
-                name: moves.lookup(name, table, micro["inputs"]).astype(compute.dtype)
-                for name, table in tables.items()
+                name: moves.lookup(name, table, micro["inputs"]).astype(compute.dtype) for name, table in tables.items()
             }
         loss, (grads, row_grads) = jax.value_and_grad(loss_of, argnums=(0, 1))(dense, rows, micro)
         return (loss, grads), row_grads

@@ -280,7 +280,7 @@ def test_course_build(capsys, pipeline) -> None:
 
 def test_presets_prints_names_sizes_and_settings(capsys) -> None:
     code, out, _ = call(capsys, "presets")
-    assert code == 0 and len(out.splitlines()) == 9 and "286.3M parameters" in out
+    assert code == 0 and len(out.splitlines()) == len(PRESETS) and "286.3M parameters" in out
     code, out, _ = call(capsys, "presets", "cpu", "--json")
     assert code == 0 and json.loads(out) == to_dict(preset("cpu"))
     code, out, _ = call(capsys, "presets", "--json")

@@ -1,14 +1,18 @@
 """The chip table, MFU, dtype policy, and what the doctor makes of a machine."""
 
 import json
+import math
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 
 import pytest
 
 from nanochat_lib import doctor, hardware
 from nanochat_lib.errors import UserError
-from nanochat_lib.hardware import CHIPS, GIB, Machine, compute_dtype, cpu_chip, find_chip, mfu
-from nanochat_lib.presets import PRESETS, preset
+from nanochat_lib.hardware import CHIPS, GIB, TOPOLOGIES, Machine, compute_dtype, cpu_chip, find_chip, mfu
+from nanochat_lib.presets import PRESETS, override, preset
 from nanochat_lib.sizing import GPTConfig, flops_per_token
 
 PEAKS = {  # device name as drivers and JAX print it -> dense bfloat16 FLOP/s of the vendor's sheet
@@ -72,11 +76,92 @@ def test_the_presets_chips_are_in_the_table() -> None:
     assert {c.target.chip for c in PRESETS.values()} - {"any"} <= {chip.name for chip in CHIPS}
 
 
+def test_prices_are_of_one_chip() -> None:
+    """8 v6e were $21.60 an hour on demand and $4.321096 on the spot market."""
+    v6e = find_chip("TPU v6e")
+    assert 8 * v6e.usd_hour == pytest.approx(21.60) and 8 * v6e.usd_hour_spot == pytest.approx(4.321096)
+    for chip in CHIPS:
+        assert chip.usd_hour is None or 0.1 < chip.usd_hour < 20
+        assert chip.usd_hour_spot is None or 0 < chip.usd_hour_spot < chip.usd_hour
+
+
+def test_clocks_give_the_peaks() -> None:
+    """peak = matrix units × side² × 2 × clock: within 1 % of a whole number of units."""
+    units = {}
+    for chip in CHIPS:
+        if chip.clock_hz:
+            units[chip.name] = chip.peak["bfloat16"] / (2 * chip.matrix_unit**2 * chip.clock_hz)
+    assert units == pytest.approx({"v6e": 4, "v5e": 4, "v5p": 2 * 4}, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("chip", "devices", "name", "hosts"),
+    [
+        ("v6e", 4, "v6e:2x2", 1), ("v6e", 8, "v6e:2x4", 1), ("v6e", 16, "v6e:4x4", 4), ("v6e", 64, "v6e:8x8", 16),
+        ("v5e", 8, "v5e:2x4", 1), ("v5e", 32, "v5e:4x8", 8), ("v5p", 4, "v5p:2x2x1", 1), ("v5p", 8, "v5p:2x2x2", 2),
+        ("v5p", 64, "v5p:4x4x4", 16),
+    ],
+)  # fmt: skip
+def test_slices(chip: str, devices: int, name: str, hosts: int) -> None:
+    found = TOPOLOGIES[chip, devices]
+    assert (found.name, found.hosts) == (name, hosts)
+
+
+def test_every_slice_has_its_devices_and_whole_hosts() -> None:
+    for (chip, devices), found in TOPOLOGIES.items():
+        kind, shape = found.name.split(":")
+        assert kind == chip and find_chip(f"TPU {chip}").name == chip
+        sides = [int(side) for side in shape.split("x")]
+        assert math.prod(sides) == devices and sides == sorted(sides) or (chip, devices) == ("v5p", 4)
+        assert devices % found.hosts == 0 and devices // found.hosts in ((4,) if chip == "v5p" else (4, 8))
+    tpus = [config.target for config in PRESETS.values() if config.target.kind == "tpu"]
+    assert {(target.chip, target.devices) for target in tpus} <= TOPOLOGIES.keys()
+
+
+@pytest.mark.aot
+def test_the_compiler_knows_every_slice() -> None:
+    """libtpu takes each name and makes as many chips of the right kind of it, in a process of its own."""
+    program = (
+        "import sys, json\nfrom jax.experimental import topologies\n"
+        "slices = {n: topologies.get_topology_desc(platform='tpu', topology_name=n).devices for n in sys.argv[1:]}\n"
+        "print(json.dumps({name: [len(devices), devices[0].device_kind] for name, devices in slices.items()}))"
+    )
+    env = os.environ | {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    names = {found.name: key for key, found in TOPOLOGIES.items()}
+    done = subprocess.run([sys.executable, "-c", program, *names], env=env, capture_output=True, text=True, check=True)
+    for name, (devices, kind) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert (find_chip(kind).name, devices) == names[name]
+
+
 def test_mfu_by_hand() -> None:
     chip = find_chip("NVIDIA A100-SXM4-80GB")
     # 8 devices, 4 micro-batches of 16 rows × 1024 tokens each, 0.5 s a step, 1e9 FLOPs a token.
     tokens_per_s = 8 * 4 * 16 * 1024 / 0.5
     assert mfu(1e9, tokens_per_s, 8, chip) == pytest.approx(1048576 * 1e9 / (8 * 312e12))
+
+
+def test_mfu_of_published_runs() -> None:
+    """Recipe 4 on 8 v6e: 2.876 s a step of 2^20 tokens, 24.5 %. The 3.8B run: 1047 TFLOP/s a B200, half of bfloat16."""
+    r4 = flops_per_token(preset("tpu-v6e-8-d24-h128").gpt_config())
+    assert mfu(r4, 2**20 / 2.876, 8, find_chip("TPU v6 lite")) == pytest.approx(0.2455, abs=5e-5)
+    b200, little = find_chip("NVIDIA B200"), flops_per_token(preset("gpu-8-little-lm").gpt_config())
+    rate = 8 * 1047e12 / little
+    assert mfu(little, rate, 8, b200) == pytest.approx(0.50, abs=0.04)
+    assert mfu(little, rate, 8, b200, "float8") == pytest.approx(0.25, abs=0.02)
+
+
+def test_mfu_under_fp8_counts_the_same_and_can_be_asked_of_the_fp8_peak() -> None:
+    d24 = preset("gpu-8-d24")
+    fp8 = override(d24, {"compute.fp8": True})
+    assert flops_per_token(fp8.gpt_config()) == flops_per_token(d24.gpt_config()) == 4775225616
+    h100 = find_chip("NVIDIA H100 80GB HBM3")
+    rate = 0.5 * 8 * 989e12 / 4775225616
+    assert mfu(4775225616, rate, 8, h100) == mfu(4775225616, rate, 8, h100, "bfloat16") == pytest.approx(0.5)
+    assert mfu(4775225616, rate, 8, h100, "float8") == pytest.approx(0.5 * 989 / 1979)
+    faster = 3 * rate  # above the bfloat16 peak, below the fp8 one
+    assert mfu(4775225616, faster, 8, h100) is None and mfu(4775225616, faster, 8, h100, "float8") < 1
+    for chip in (find_chip("NVIDIA A100"), find_chip("TPU v6e"), replace(h100, kind="cpu", peak={"float32": 1e12})):
+        assert mfu(1e9, 1e2, 1, chip) > 0 and mfu(1e9, 1e2, 1, chip, "float8") is None  # no such peak
 
 
 def test_mfu_is_per_device() -> None:
@@ -139,7 +224,7 @@ def test_dtype_policy() -> None:
     assert compute_dtype("auto", "cpu") == "float32"
     assert compute_dtype("auto", "gpu") == compute_dtype("auto", "tpu") == "bfloat16"
     assert compute_dtype("bfloat16", "cpu") == "bfloat16" and compute_dtype("float32", "tpu") == "float32"
-    with pytest.raises(UserError, match=r"float16.*auto, float32 or bfloat16"):
+    with pytest.raises(UserError, match=r"compute.dtype 'float16'.*auto, float32 or bfloat16"):
         compute_dtype("float16", "gpu")
 
 
@@ -266,6 +351,26 @@ def test_the_memory_estimate_by_hand() -> None:
     parameters = 16 * (65536 * 64 * 3 + 12 * 64 * 64 + 12 * 1 + 2 + 25 + 1)
     assert doctor.estimate_bytes(config) == logits + parameters + 65536 * 64 * 20 * 2
     assert logits == 5 * 8 * GIB
+
+
+def test_fsdp_divides_the_state_of_the_memory_estimate() -> None:
+    whole = preset("tpu-v6e-8-d24")
+    split = override(whole, {"compute.fsdp": 8})
+    assert doctor.estimate_bytes(whole) - doctor.estimate_bytes(split) == 16 * 1384122672 * 7 // 8
+
+
+def test_what_follows_from_a_preset_is_said() -> None:
+    text = "\n".join(doctor.derived(preset("tpu-v6e-8-d24")))
+    for words in (
+        "1,384,122,672 parameters: wte 50,331,648, value_embeds 603,979,776", "6 heads of 256;", "4.945098e+09 FLOPs",
+        "6,612 steps of 1,048,576 tokens = 6,933,184,512 tokens, 32 micro-batches", "unembedding 0.0056569",
+        "slice: v6e:2x4, 1 host", "price: $21.60 an hour on demand, spot $4.32 (June 2026)",
+    ):  # fmt: skip
+        assert words in text
+    little = "\n".join(doctor.derived(preset("gpu-8-little-lm")))
+    assert "24 heads of 128, 8 of keys and values" in little and "slice" not in little and "price" not in little
+    assert "slice: v5p:2x2x2, 2 hosts" in doctor.derived(preset("tpu-v5p-8-d24"))
+    assert "1 micro-batch a step" in "\n".join(doctor.derived(preset("cpu")))
 
 
 def test_the_cpu_presets_fit_a_laptop() -> None:

@@ -11,15 +11,15 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress hardware sizing presets doctor storage
+    errors progress hardware sizing run_config settings presets schedules doctor storage
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
     compute kernels table_gradient attention layers kv_cache losses gpt
-    sharding collectives schedules muon optim train_step
+    sharding collectives muon optim train_step
     checkpoint trainer
     calculator sandbox sampling decoding engine
-    tasks evaluate pretrain sft rl preflight serve
+    tasks evaluate pretrain sft rl compiled preflight serve
     report course pipeline capstone cli __main__
 """.split()
 
@@ -93,7 +93,8 @@ LIGHT = {
     "a wrong preset": "from nanochat_lib.cli import main; sys.exit(main(['run', '--preset', 'nosuch']))",
     "presets": "from nanochat_lib.cli import main; sys.exit(main(['presets']))",
     "light modules": "import nanochat_lib, nanochat_lib.errors, nanochat_lib.progress, nanochat_lib.hardware, "
-    "nanochat_lib.sizing, nanochat_lib.presets, nanochat_lib.doctor, nanochat_lib.storage, nanochat_lib.cli",
+    "nanochat_lib.sizing, nanochat_lib.presets, nanochat_lib.schedules, nanochat_lib.doctor, nanochat_lib.storage, "
+    "nanochat_lib.cli",
 }
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import FIXED, PRESETS, flatten, from_dict, nearest, override, preset, to_dict
-from nanochat_lib.sizing import count_params
 
 SETTINGS = [name for name in flatten(preset("cpu")) if name not in FIXED]
 
@@ -24,8 +23,8 @@ def refused(config, changes: dict) -> str:
 
 def test_the_documented_presets_are_there() -> None:
     assert list(PRESETS) == [
-        "cpu-smoke", "cpu", "gpu-1-d12", "gpu-8-d24", "tpu-v6e-8-d24", "tpu-v5e-8-d20", "tpu-v5p-8-d24",
-        "tpu-v6e-64-d32", "gpu-8-little-lm",
+        "cpu-smoke", "cpu", "gpu-1-d12", "gpu-8-d24", "tpu-v6e-8-d24", "tpu-v6e-8-d24-h128", "tpu-v5e-8-d20",
+        "tpu-v5p-8-d24", "tpu-v6e-64-d32", "gpu-8-little-lm",
     ]  # fmt: skip
     for name, config in PRESETS.items():
         assert config.preset == name and config.about
@@ -37,19 +36,6 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         preset("cpu-smok")
     with pytest.raises(UserError, match="known: cpu-smoke, cpu, gpu-1-d12"):
         preset("zzz")
-
-
-def test_sizes_of_the_large_presets() -> None:
-    """The figures published for nanochat's d12 and for the 3.848B run."""
-    d12 = preset("gpu-1-d12")
-    assert count_params(d12.gpt_config())["total"] == 286_261_730
-    assert count_params(override(d12, {"model.recipe": "recipe4"}).gpt_config())["total"] == 286_262_424
-    little = preset("gpu-8-little-lm").gpt_config()
-    assert (little.n_layer, little.n_embd, little.n_head, little.n_kv_head, little.head_dim) == (28, 3072, 24, 8, 128)
-    assert little.padded_vocab_size == 50_304
-    assert count_params(little)["total"] / 1e9 == pytest.approx(3.848, abs=0.002)
-    wide = preset("tpu-v6e-8-d24").gpt_config()
-    assert (wide.n_head, wide.head_dim, wide.n_embd) == (6, 256, 1536)
 
 
 def test_overrides_change_one_leaf_and_nothing_else() -> None:
@@ -119,6 +105,7 @@ def test_an_unknown_setting_names_the_nearest(name: str, hint: str) -> None:
 
 def test_nearest_prefers_the_same_last_part() -> None:
     assert nearest("lr", ["a.lr", "b.lr", "lrx"]) == "did you mean a.lr or b.lr?"
+    assert nearest("c.lr", ["a.lr", "b.lr", "c.lrx"]) == "did you mean a.lr or b.lr?"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +113,11 @@ def test_nearest_prefers_the_same_last_part() -> None:
     [
         ({"pretrain.batch_tokens": 2049}, "use 2,048 or 4,096"),
         ({"pretrain.device_rows": 0}, "device_rows"),
-        ({"model.n_embd": 130}, "head size 65 is odd"),
+        ({"pretrain.device_rows": -1}, "pretrain.device_rows is -1, must be at least 1"),
+        ({"sft.batch_tokens": 2049}, "sft.batch_tokens 2,049 is not a multiple"),
+        ({"model.n_embd": 130}, "n_embd 130 is not a multiple of model.head_dim 64; use 128 or 192"),
+        ({"model.n_embd": 32}, "n_embd 32 is not a multiple of model.head_dim 64; use 64 or 128"),
+        ({"model.head_dim": 65}, "head size 65 is odd"),
         ({"model.kv_groups": 3}, "kv_groups 3 does not divide the 2 query heads"),
         ({"model.window_pattern": "XL"}, "only the letters S and L"),
         ({"model.recipe": "new"}, "use head or recipe4"),
@@ -135,10 +126,51 @@ def test_nearest_prefers_the_same_last_part() -> None:
         ({"data.real_share": 1.1}, "at most 1"),
         ({"data.epochs": 0}, "above 0"),
         ({"rl.samples": 1}, "at least 2"),
+        ({"compute.dtype": "float16"}, "compute.dtype 'float16' is unknown, use auto, float32 or bfloat16"),
+        ({"compute.attention": "flash"}, "use auto, reference, xla, pallas, splash or cudnn"),
+        ({"compute.masters": "auto"}, "compute.masters 'auto' is unknown, use float32 or bfloat16"),
+        ({"compute.remat": "all"}, "use auto, none or blocks"),
+        ({"compute.loss_chunks": 0}, "above 0, or -1"),
+        ({"compute.fp8": True, "compute.dtype": "float32"}, "use compute.dtype=bfloat16 or compute.fp8=false"),
+        ({"compute.fsdp": 2}, "compute.fsdp 2 does not divide the preset's 1 device; use 1"),
+        ({"compute.fsdp": 0}, "compute.fsdp 0 does not divide"),
+        ({"pretrain.optim.schedule": "linear"}, "use nanochat, trapezoid or cosine"),
+        ({"pretrain.optim.warmdown_ratio": 1.5}, "pretrain.optim.warmdown_ratio is 1.5, must be at most 1"),
+        ({"sft.final_lr_frac": 2}, "sft.final_lr_frac is 2.0, must be at most 1"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_name_what_would(changes: dict, words: str) -> None:
     assert words in refused(preset("cpu"), changes)
+
+
+def test_a_step_is_whole_micro_batches_on_every_device() -> None:
+    """8 devices × 16 rows × 2048 tokens are 262,144: what divides over one device need not divide over eight."""
+    eight = preset("gpu-8-d24")
+    refusal = refused(eight, {"pretrain.batch_tokens": 5 * 16 * 2048})
+    assert "163,840 is not a multiple of device_rows 16 × sequence_len 2,048 × 8 devices = 262,144" in refusal
+    assert refusal.endswith("use 262,144 or 524,288")
+    assert refused(eight, {"pretrain.batch_tokens": 2**20 + 1}).endswith("use 1,048,576 or 1,310,720")
+    assert override(preset("gpu-1-d12"), {"pretrain.batch_tokens": 10 * 32 * 2048, "sft.batch_tokens": 2**19})
+    for change in ({"pretrain.device_rows": 3}, {"pretrain.device_rows": 128}, {"sft.device_rows": 5}):
+        name = next(iter(change)).split(".")[0]
+        assert refused(eight, change).startswith(f"{name}.batch_tokens 1,048,576 is not a multiple of device_rows")
+    assert override(eight, {"pretrain.device_rows": 64}).pretrain.device_rows == 64  # one micro-batch of everything
+
+
+@pytest.mark.parametrize("fsdp", range(1, 10))
+def test_fsdp_divides_the_devices(fsdp: int) -> None:
+    if fsdp in (1, 2, 4, 8):
+        assert override(preset("tpu-v6e-8-d24"), {"compute.fsdp": fsdp}).compute.fsdp == fsdp
+    else:
+        message = refused(preset("tpu-v6e-8-d24"), {"compute.fsdp": fsdp})
+        assert message == f"compute.fsdp {fsdp} does not divide the preset's 8 devices; use 1, 2, 4 or 8"
+
+
+def test_fp8_keeps_company_with_bfloat16_only() -> None:
+    for dtype in ("auto", "bfloat16"):
+        assert override(preset("gpu-8-d24"), {"compute.fp8": True, "compute.dtype": dtype}).compute.fp8
+    assert "fp8" in refused(preset("gpu-8-little-lm"), {"compute.dtype": "float32"})
+    assert {config.compute.dtype for config in PRESETS.values()} == {"auto"}  # bfloat16 on every accelerator
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -164,6 +196,11 @@ def test_a_foreign_configuration_is_refused() -> None:
         from_dict(values | {"pretrain": values["pretrain"] | {"stepz": 1}})
     with pytest.raises(UserError, match="lacks pretrain.steps; it was written by another version"):
         from_dict(values | {"pretrain": {k: v for k, v in values["pretrain"].items() if k != "steps"}})
+    older = {key: value for key, value in values.items() if key != "compute"}  # the dtype was a setting of the model
+    with pytest.raises(UserError, match="lacks compute.attention, compute.dtype.*written by another version"):
+        from_dict(older | {"model": values["model"] | {"dtype": "auto"}})
+    with pytest.raises(UserError, match="unknown setting 'model.dtype'; did you mean compute.dtype"):
+        from_dict(values | {"model": values["model"] | {"dtype": "auto"}})
     with pytest.raises(UserError, match="unknown preset"):
         from_dict(values | {"preset": "gone"})
     with pytest.raises(UserError, match="unknown preset"):

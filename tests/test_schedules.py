@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import OptimConfig, RLConfig, SFTConfig, preset
@@ -96,6 +99,70 @@ def test_rl_falls_linearly_to_zero():
     assert run[-1].lr == pytest.approx(0.05 / 467)
     rates = [hyper.lr for hyper in run]
     assert rates == sorted(rates, reverse=True) and min(rates) > 0
+
+
+TRAPEZOID = OptimConfig(schedule="trapezoid", warmup_ratio=0.05, warmdown_ratio=0.5, final_lr_frac=0.05)
+COSINE = replace(TRAPEZOID, schedule="cosine")
+
+
+def test_trapezoid_of_the_large_run():
+    """25,000 steps: 1,250 up, 11,250 flat, 12,500 down to 5 %; a straight line passes each of these points."""
+    found = {step: base_schedule(step, 25_000, TRAPEZOID).lr for step in (0, 624, 1249, 1250, 12_499, 18_749, 24_999)}
+    assert found == pytest.approx({0: 0.0008, 624: 0.5, 1249: 1, 1250: 1, 12_499: 1, 18_749: 0.525, 24_999: 0.05})
+    assert base_schedule(12_500, 25_000, TRAPEZOID).lr == pytest.approx(1 - 0.95 / 12_500)
+
+
+def test_cosine_by_hand():
+    """1,000 steps, 50 up: the 950 after them fall through the quarters of half a cosine."""
+    found = [base_schedule(49 + quarter * 190, 1000, replace(COSINE, final_lr_frac=0.1)).lr for quarter in range(6)]
+    assert found == pytest.approx([0.1 + 0.9 * (1 + math.cos(math.pi * q / 5)) / 2 for q in range(6)])
+    assert base_schedule(24, 1000, COSINE).lr == 0.5 and base_schedule(999, 1000, COSINE).lr == 0.05
+    assert base_schedule(524, 1000, COSINE).lr == pytest.approx((1 + 0.05) / 2)  # half-way down
+
+
+@pytest.mark.parametrize("schedule", ["trapezoid", "cosine"])
+def test_trapezoid_and_cosine_leave_momentum_and_decay_alone(schedule):
+    for recipe in ("head", "recipe4"):
+        run = [base_schedule(step, 900, replace(TRAPEZOID, schedule=schedule), recipe) for step in range(900)]
+        assert {(hyper.momentum, hyper.weight_decay) for hyper in run} == {(0.95, 0.28)}
+        assert all(type(value) is float for hyper in run for value in hyper)
+
+
+@given(
+    st.sampled_from(["trapezoid", "cosine"]),
+    st.integers(1, 300),
+    st.integers(0, 400),
+    st.sampled_from([0.0, 0.001, 0.05, 0.3, 1.0]),
+    st.sampled_from([0.0, 0.001, 0.5, 0.7, 1.0]),
+    st.sampled_from([0.0, 0.05, 1.0]),
+)
+def test_rates_rise_then_fall_without_a_jump_and_end_where_they_should(
+    schedule, total, warmup_steps, warmup_ratio, warmdown_ratio, final
+):
+    cfg = OptimConfig(
+        schedule=schedule, warmup_steps=warmup_steps, warmup_ratio=warmup_ratio, warmdown_ratio=warmdown_ratio,
+        final_lr_frac=final,
+    )  # fmt: skip
+    rates = [base_schedule(step, total, cfg).lr for step in range(total)]
+    warmup = round(warmup_ratio * total) if warmup_ratio else warmup_steps
+    warmdown = round(warmdown_ratio * total) if schedule == "trapezoid" else total - warmup
+    assert all(0 <= rate <= 1 for rate in rates)
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    # No step changes by more than the steeper of the two slopes; half a cosine is π/2 times as steep as a line.
+    steepest = max(1 / max(warmup, 1), (math.pi / 2 if schedule == "cosine" else 1) / max(warmdown, 1))
+    assert all(abs(b - a) <= steepest + 1e-12 for a, b in zip(rates, rates[1:], strict=False))
+    if warmup < total and warmdown > 0:
+        assert rates[-1] == final
+    if 0 < warmup <= total and warmup + warmdown <= total:
+        assert rates[warmup - 1] == 1 and rates[0] == 1 / warmup
+    if warmup >= total and schedule == "cosine":  # a warm-up longer than the run: it never gets further
+        assert rates == [(step + 1) / warmup for step in range(total)]
+
+
+def test_an_unknown_schedule_is_named():
+    with pytest.raises(UserError, match="schedule 'linear' is unknown, use nanochat, trapezoid or cosine"):
+        base_schedule(0, 10, OptimConfig(schedule="linear"))
 
 
 @pytest.mark.parametrize(("step", "total"), [(-1, 10), (10, 10), (0, 0)])

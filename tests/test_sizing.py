@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,20 @@ def test_published_runs():
     old = horizon(from_depth(24, "recipe4"), from_depth(12, "recipe4"), 9.5)
     assert (old.tokens, old.batch_tokens, old.steps) == (6933228288, 1048576, 6612)
     assert horizon(from_depth(26, "recipe4"), from_depth(12, "recipe4"), 8.25).steps == 7226
+
+
+def test_the_batch_doubles_where_tokens_to_the_power_0_383_say():
+    """Rounded to a power of two, so each depth alone says little about the exponent: a step of 1 % each side of √2."""
+    threshold = scaling_params(from_depth(12)) * 2 ** (0.5 / 0.383)
+    for factor, batch in ((0.99, 2**19), (1.01, 2**20)):
+        vocab = round((factor * threshold - count_params(from_depth(12))["transformer_matrices"]) / 768)
+        wide = replace(from_depth(12), vocab_size=vocab)
+        assert horizon(wide, from_depth(12), 12.0).batch_tokens == batch
+    # nanochat's own range of each batch
+    batches = {depth: horizon(from_depth(depth), from_depth(12), 8.0).batch_tokens for depth in range(8, 52, 2)}
+    ranges = {2**18: [8], 2**19: [10, 12, 14, 16], 2**20: [18, 20, 22, 24, 26], 2**21: [*range(32, 52, 2)]}
+    for batch, depths in ranges.items():
+        assert {batches[depth] for depth in depths} == {batch}
 
 
 def test_explicit_steps_and_batch_win_but_the_transfer_still_applies():
