@@ -22,9 +22,8 @@ MATMULS = ("dot", "convolution")
 
 HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
-ARRAY = re.compile(r"([a-z]+\d*(?:e\dm\d(?:fn)?)?)\[([\d,]*)\]")
+ARRAY = re.compile(r"([a-z]+\d*(?:e\dm\d(?:fn)?)?)\[([\d,]*)\](\{[^}]*\})?")
 NAME = re.compile(r"%?([\w.\-]+)")
-CALLS = re.compile(r"(?:calls|to_apply)=%?([\w.\-]+)")
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class Array:
 
     dtype: str
     dims: tuple[int, ...]
+    space: int = 0  # memory space: 0 is a chip's large memory (HBM), anything else is on the chip
 
     @property
     def size(self) -> int:
@@ -60,9 +60,11 @@ class Instruction:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """The result's arrays; one unless it is a tuple."""
-        return tuple(
-            Array(dtype, tuple(int(n) for n in dims.split(",") if n)) for dtype, dims in ARRAY.findall(self.shape)
-        )
+        found = []
+        for dtype, dims, layout in ARRAY.findall(self.shape):
+            space = re.search(r"S\((\d+)\)", layout)
+            found.append(Array(dtype, tuple(int(n) for n in dims.split(",") if n), int(space[1]) if space else 0))
+        return tuple(found)
 
     @property
     def bytes(self) -> int:
@@ -79,6 +81,12 @@ class Instruction:
         """The TPU compiler's estimate of one run; None for what it does not cost."""
         found = re.search(r'"estimated_cycles":"(\d+)"', self.attributes)
         return int(found[1]) if found else None
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations a conditional chooses from."""
+        found = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        return NAME.findall(found[1]) if found else []
 
     def called(self, what: str) -> str | None:
         """The computation named by an attribute: body, condition, calls, to_apply."""
@@ -133,10 +141,7 @@ class Module:
             if instruction.opcode == "while":
                 yield from self.runs(instruction.called("body"), times * self.trips(instruction))
             elif instruction.opcode == "conditional":
-                for branch in re.findall(
-                    r"%?([\w.\-]+)",
-                    (re.search(r"branch_computations=\{([^}]*)\}", instruction.attributes) or ["", ""])[1],
-                ):  # noqa: E501
+                for branch in instruction.branches:
                     yield from self.runs(branch, times)
             elif instruction.opcode in ("call", "async-start"):
                 yield Run(instruction, name, times)

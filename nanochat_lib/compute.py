@@ -21,3 +21,6 @@ class Compute:
     loss_chunks: int = 1
     table_gradients: str = "xla"
     remat: bool = False
+
+
+PLAIN = Compute()

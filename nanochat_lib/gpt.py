@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from nanochat_lib.attention import attention, cached_attention, rotary_table
-from nanochat_lib.compute import Compute
+from nanochat_lib.compute import PLAIN, Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
 from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, once, scaled, softcap, uniform
@@ -104,29 +104,35 @@ class GPT(nnx.Module):
         tables = rotary_table(length, self.config.head_dim, gen.rotary_base, gen.bf16_table)
         return tuple(jnp.asarray(table, dtype) for table in tables)
 
-    def trunk(self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend) -> jax.Array:
+    def trunk(self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend, remat=False) -> jax.Array:
         """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ."""
         x0 = middle = x
         for i, block in enumerate(self.transformer.h):
-            x = once(scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i]))
-            with jax.named_scope("attention"):
-                q, k, v = block.attn.qkv(once(norm(x)), rows.get(value_table(i)), rotation)
-                x = once(x + block.attn.output(attend(i, q, k, v)))
-            with jax.named_scope("mlp"):
-                x = once(x + block.mlp(once(norm(x))))
+
+            def layer(x: jax.Array, x0: jax.Array, ve: jax.Array | None, i: int = i, block: Block = block) -> jax.Array:
+                x = once(scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i]))
+                with jax.named_scope("attention"):
+                    q, k, v = block.attn.qkv(once(norm(x)), ve, rotation)
+                    x = once(x + block.attn.output(attend(i, q, k, v)))
+                with jax.named_scope("mlp"):
+                    return once(x + block.mlp(once(norm(x))))
+
+            if remat:  # keeps what matrix products made and computes the rest again
+                layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+            x = layer(x, x0, rows.get(value_table(i)))
             if i == self.config.n_layer // 2:
                 middle = x
         if self.config.recipe == "head":
             x = x - scaled(middle, self.backout_lambda[0])
         return norm(x)
 
-    def hidden(self, rows: Rows, compute: Compute = Compute()) -> jax.Array:
+    def hidden(self, rows: Rows, compute: Compute = PLAIN) -> jax.Array:
         """Rows of the tables → (B, T, C): what the head reads, in the rows' dtype."""
         x = norm(rows[WTE])
         x = self.smear(x, before(x))
         windows = self.config.windows
         attend = lambda i, q, k, v: attention(q, k, v, window=windows[i], backend=compute.attention)  # noqa: E731
-        return self.trunk(x, rows, self.rotation(x.shape[1], x.dtype), attend)
+        return self.trunk(x, rows, self.rotation(x.shape[1], x.dtype), attend, compute.remat)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """(…, C) → (…, V) float32, soft-capped. The table's padding rows are cut off before anything reads them."""

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from nanochat_lib import loader, optim, schedules
+from nanochat_lib.compute import Compute
 from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
-from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.sizing import count_params, flops_per_token

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from nanochat_lib import optim, schedules
+from nanochat_lib.compute import Compute
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
-from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
 from nanochat_lib.pretrain import first_and_last

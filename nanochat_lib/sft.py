@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from nanochat_lib import checkpoint, loader, optim, schedules
+from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import mean_loss
-from nanochat_lib.compute import Compute
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.pretrain import first_and_last, to_step

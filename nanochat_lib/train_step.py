@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from nanochat_lib import gpt
 from nanochat_lib.collectives import Collectives
-from nanochat_lib.compute import Compute
+from nanochat_lib.compute import PLAIN, Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.losses import token_nll
 from nanochat_lib.optim import OptState
@@ -89,7 +89,7 @@ def loss_and_gradients(
     config: GPTConfig,
     params: gpt.Params,
     batch: Mapping[str, jax.Array],
-    compute: Compute = Compute(),
+    compute: Compute = PLAIN,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, gpt.Params, jax.Array]:
     """(loss, gradients, number of targets) of a batch of micro-batches (A, B, T).
@@ -208,7 +208,7 @@ def make_train_step(
     config: GPTConfig,
     optimizer: optax.GradientTransformationExtraArgs,
     *,
-    compute: Compute = Compute(),
+    compute: Compute = PLAIN,
     mesh: Mesh | None = None,
     donate: bool = True,
 ) -> TrainStep:
