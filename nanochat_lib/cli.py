@@ -99,6 +99,14 @@ def chat(args: argparse.Namespace) -> None:
     )
 
 
+def preflight(args: argparse.Namespace) -> int:
+    from nanochat_lib.preflight import print_preflight
+
+    return print_preflight(
+        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search
+    )
+
+
 def course(args: argparse.Namespace) -> None:
     from nanochat_lib.course.build import build
 
@@ -167,6 +175,14 @@ def _doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+def _preflight_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    parser.add_argument("--profile", action="store_true", help="add the compiler's estimated cycles by kind")
+    parser.add_argument("--precision", action="store_true", help="list every matrix product with its dtypes")
+    parser.add_argument("--search", action="store_true", help="find the largest micro-batch that fits")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
 def _course_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("build",), help="build the chapters from solutions/")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
@@ -184,6 +200,12 @@ COMMANDS: dict[str, Command] = {
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
     "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),
+    "preflight": (
+        preflight,
+        _preflight_options,
+        "compile the training step for a machine that is not here",
+        "nanochat preflight --preset tpu-v6e-8-d24 --profile",
+    ),
     "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
 }
 
