@@ -16,7 +16,7 @@ ORDER = """
     primer corpus_files corpus
     packing prefetch supply streams loader
     compute kernels table_gradient attention layers kv_cache losses gpt
-    sharding collectives muon optim train_step
+    sharding collectives muon optim train_step plan
     checkpoint trainer
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve
