@@ -15,7 +15,7 @@ ORDER = """
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    compute kernels table_gradient attention layers kv_cache losses gpt
+    compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
     checkpoint trainer
     calculator sandbox sampling decoding engine
