@@ -1,0 +1,1 @@
+"""Attention's inner loops: one file a kernel, each with the same contract as `nanochat_lib.attention.attention`."""
