@@ -93,8 +93,8 @@ def describe(config: RunConfig) -> str:
         f", {model.n_kv_head} for keys and values" if model.n_kv_head < model.n_head else ""
     )
     return (
-        f"{model.n_layer} layers × {model.n_embd}, {heads}, vocabulary {model.padded_vocab_size:,}, recipe {model.recipe}: "
-        f"{groups['total']:,} parameters, {flops_per_token(model):.4e} FLOPs a token"
+        f"{model.n_layer} layers × {model.n_embd}, {heads}, vocabulary {model.padded_vocab_size:,}, recipe "
+        f"{model.recipe}: {groups['total']:,} parameters, {flops_per_token(model):.4e} FLOPs a token"
     )
 
 
@@ -260,15 +260,13 @@ def print_search(config: RunConfig, as_json: bool) -> int:
         best = rows if report["fits"] else best
         if not as_json:
             state = "fits" if report["fits"] else "does not fit"
-            print(
-                f"{rows:4d} rows a device: {page.gib(report['needed'])} of {page.gib(report['hbm_bytes_limit'])}, {state}"
-            )
+            size = f"{page.gib(report['needed'])} of {page.gib(report['hbm_bytes_limit'])}"
+            print(f"{rows:4d} rows a device: {size}, {state}")
     if as_json:
         print(json.dumps({"largest": best, "tried": tried}, indent=1))
     elif best:
         print(f"largest micro-batch that fits: {best} rows; use it with -s pretrain.device_rows={best}")
     else:
-        print(
-            f"not even one row fits; change: {advice(replace(config, pretrain=replace(config.pretrain, device_rows=1)))}"
-        )
+        one = replace(config, pretrain=replace(config.pretrain, device_rows=1))
+        print(f"not even one row fits; change: {advice(one)}")
     return 0 if best else 1

@@ -128,8 +128,8 @@ def collectives(module: Module) -> dict[str, tuple[int, int]]:
 
 
 FREE = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota", "while", "call",
-    "conditional",
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota", "while",
+    "call", "conditional",
 }  # fmt: skip
 
 

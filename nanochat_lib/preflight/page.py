@@ -44,7 +44,8 @@ def headline(report: dict) -> str:
         f"{' on ' + str(report['hosts']) + ' hosts' if report.get('hosts', 1) > 1 else ''}, {source}",
         f"  {report['model']}",
         f"  {report['micro_batches']} micro-batches of {report['rows_per_device']} × {report['sequence_len']} tokens "
-        f"on a device, {report['batch_tokens']:,} tokens a step, fsdp {report['fsdp']}, attention {report['attention']}",
+        f"on a device, {report['batch_tokens']:,} tokens a step",
+        f"  fsdp {report['fsdp']}, attention {report['attention']}, products in {report['dtype']}",
     ]
     if report["compiled"]:
         lines.append(f"  compiled in {format_seconds(report['compile_seconds'])} on this machine")
@@ -118,7 +119,7 @@ def bound(report: dict) -> str:
         ("products at the chip's peak", f"{b['product_seconds']:.3f} s"),
         ("memory traffic at its bandwidth", f"{b['memory_seconds']:.3f} s"),
         ("a step takes at least", f"{b['step_seconds']:.3f} s"),
-        ("so MFU is at most", f"{b['mfu']:.1%}"),
+        ("so MFU, of the bfloat16 peak, is at most", f"{b['mfu']:.1%}"),
         ("tokens per second at most", f"{b['tokens_per_s']:,.0f}"),
         (f"{report['steps']:,} steps take at least", f"{b['hours']:.2f} h"),
         (f"cost on demand / spot ({PRICE_DATE} prices)", f"{money(b['usd'])} / {money(b['usd_spot'])}"),
