@@ -66,7 +66,7 @@ def findings(config: RunConfig) -> dict:
 
 def exhausted(message: str) -> dict:
     """What the compiler says about a program that does not fit."""
-    sizes = {name: size for name, size in re.findall(r"(Used|of) ([\d.]+[KMGT])", message)}
+    sizes = dict(re.findall(r"(Used|of) ([\d.]+[KMGT])", message))
     buffers = re.findall(r"Size: ([\d.]+[KMGT])\s+(?:Operator: op_name=\"([^\"]*)\"\s+)?Shape: (\S+)", message)
     return {
         "fits": False,
