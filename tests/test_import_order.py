@@ -15,7 +15,7 @@ ORDER = """
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    compute kernels attention layers kv_cache losses gpt
+    compute kernels table_gradient attention layers kv_cache losses gpt
     schedules muon optim sharding train_step
     checkpoint trainer
     calculator sandbox sampling decoding engine
