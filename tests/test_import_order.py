@@ -15,7 +15,7 @@ ORDER = """
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    kernels attention layers kv_cache gpt losses
+    kernels attention fp8 layers kv_cache gpt losses
     schedules muon optim sharding train_step
     checkpoint trainer
     calculator sandbox sampling decoding engine
