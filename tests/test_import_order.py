@@ -11,13 +11,13 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress hardware sizing presets doctor storage
+    errors progress launch rendezvous runtime distributed hardware sizing presets doctor storage
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
     compute kernels attention layers kv_cache losses gpt
     schedules muon optim sharding train_step
-    checkpoint trainer
+    checkpoint metrics trainer
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl preflight serve
     report course pipeline capstone cli __main__
