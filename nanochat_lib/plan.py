@@ -35,7 +35,7 @@ def compute_for(
     chunks = settings.loss_chunks
     if chunks < 1:
         logits = rows * model.sequence_len * model.padded_vocab_size * 4
-        chunks = max(1, min(-(-logits // LOGIT_BYTES[platform]), model.sequence_len))
+        chunks = max(1, min(-(-logits // LOGIT_BYTES.get(platform, 2**30)), model.sequence_len))
     return Compute(
         dtype=dtype,
         attention=choose_backend(
@@ -47,6 +47,12 @@ def compute_for(
         table_gradients="pallas" if platform == "tpu" else "xla",
         remat=settings.remat == "blocks",
     )  # fmt: skip
+
+
+def compute_here(settings: ComputeConfig, model: GPTConfig, mesh: Mesh | None, rows: int = 1) -> Compute:
+    """`compute_for` the devices of the mesh, or without one the device that JAX computes on."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    return compute_for(settings, model, device.platform, device.device_kind, rows)
 
 
 @dataclass(frozen=True)

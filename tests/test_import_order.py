@@ -11,13 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress hardware sizing run_config settings presets schedules doctor storage
+    errors progress launch rendezvous runtime distributed hardware sizing run_config settings presets schedules doctor
+    storage
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
-    checkpoint trainer
+    checkpoint metrics trainer
     twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve
