@@ -19,6 +19,10 @@ DEFAULT_PRESET = "cpu"
 def _open_run(args: argparse.Namespace) -> object:
     from nanochat_lib.pipeline import default_run_dir, open_run
 
+    for option, (variable, _, _) in PROCESSES.items():
+        given = getattr(args, option.replace("-", "_"))
+        if given is not None:
+            os.environ[variable] = given
     config = run_config(args)
     return open_run(args.run_dir or default_run_dir(config), config)
 
@@ -167,12 +171,27 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _set_option(parser)
 
 
+PROCESSES = {  # option -> (what it sets for distributed.start, placeholder, help)
+    "coordinator": ("NANOCHAT_COORDINATOR", "HOST", "several processes: host or host:port of process 0"),
+    "coordinator-port": ("NANOCHAT_COORDINATOR_PORT", "N", "its port (default 8476)"),
+    "coordinator-timeout": ("NANOCHAT_COORDINATOR_TIMEOUT", "S", "seconds to wait for all processes (default 120)"),
+    "processes": ("NANOCHAT_PROCESSES", "N", "how many processes there are"),
+    "process-id": ("NANOCHAT_PROCESS_ID", "I", "which of them this is, from 0"),
+}
+
+
+def _stage_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    for option, (_, placeholder, about) in PROCESSES.items():
+        parser.add_argument(f"--{option}", metavar=placeholder, help=about)
+
+
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help=f"folder of the run (default: runs/{DEFAULT_PRESET})")
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
-    _run_options(parser)
+    _stage_options(parser)
     parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
 
 
@@ -238,10 +257,10 @@ COMMANDS: dict[str, Command] = {
     "run": (run, _run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
-    "tokenizer": (tokenizer, _run_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
-    "pretrain": (pretrain, _run_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
-    "sft": (sft, _run_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
-    "rl": (rl, _run_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
+    "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
+    "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
+    "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
+    "rl": (rl, _stage_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
     "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
 from nanochat_lib.gpt import param_shapes
+from nanochat_lib.kernels.tiles import describe
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
-from nanochat_lib.sizing import count_params, flops_per_token
+from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState, init_train_state, make_eval_step, make_train_step
 from nanochat_lib.trainer import Stage, StepBatch, on_devices, open_mesh, to_step, train
@@ -161,9 +163,20 @@ def pretrain(
         "params": count_params(model),
         "flops_per_token": flops_per_token(model),
         "model": model.to_dict(),
+        "compute": asdict(compute),
+        "attention": attention_note(compute.attention, model),
         "byte_bigram_bpb": bigram_yardstick(corpus) if config.evaluation.bigram else None,
         "samples": samples(Engine(model, replicate(state.params, dtype), tokenizer, dtype=dtype), tokenizer, prompts),
     }
+
+
+def attention_note(backend: str, model: GPTConfig) -> str:
+    """The attention backend, with its tiles where they were chosen for the chip."""
+    name, _, chip = backend.partition(":")
+    if name != "splash":
+        return backend
+    lines = describe(chip, model.head_dim, model.sequence_len, model.windows)
+    return f"{backend}, " + "; ".join(f"{window}: {tiles}" for window, tiles in lines.items())
 
 
 def bigram_yardstick(corpus: Corpus) -> float:

@@ -41,6 +41,7 @@ FIGURES = {  # name in report.json -> (label, kind)
     "tokens_per_s": ("tokens per second", "count"),
     "mfu": ("MFU (share of the machine's peak)", "percent"),
     "flops_per_token": ("FLOPs per token", "big"),
+    "attention": ("attention backend and tiles", "text"),
     "train_seconds": ("seconds in training steps", "count"),
     "core": ("CORE", "number"),
     "core_before": ("CORE of the untrained model", "number"),
