@@ -45,7 +45,7 @@ class ComputeConfig:
     dtype: str = "auto"  # of activations and matrix products: auto = float32 on CPU, bfloat16 on accelerators
     attention: str = "auto"  # the backend, one of ATTENTION
     masters: str = "float32"  # dtype in which the weights are kept between steps
-    fp8: bool = False  # the blocks' matrix products and the head in 8-bit floats
+    fp8: bool = False  # the blocks' matrix products in 8-bit floats while training; never the head, never evaluation
     loss_chunks: int = -1  # pieces in which logits and loss are computed; -1: by rule
     fsdp: int = 1  # devices over which the state is split; the others hold copies and other rows
     remat: str = "auto"  # what the backward pass computes again instead of keeping: none, or the blocks' insides

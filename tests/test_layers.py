@@ -14,6 +14,7 @@ from tiny import LENGTH, ROWS, TINY, filled, forward, gradient, ids
 
 from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
+from nanochat_lib.layers import relu_squared
 from nanochat_lib.sizing import GPTConfig
 
 
@@ -119,3 +120,12 @@ def test_parameters_of_another_model_are_named():
         gpt.apply(TINY, {k: v for k, v in params.items() if k != "backout_lambda"}, jnp.zeros((1, 2), jnp.int32))
     with pytest.raises(UserError, match="no such parameter"):
         gpt.apply(replace(TINY, recipe="recipe4", n_layer=3), params, jnp.zeros((1, 2), jnp.int32))
+
+
+def test_relu_squared_keeps_its_input_and_no_mask():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 7)), jnp.float32).at[0, 0].set(0.0)
+    plain = lambda x: jnp.square(jax.nn.relu(x))  # noqa: E731
+    assert np.array_equal(relu_squared(x), plain(x))
+    assert np.array_equal(jax.grad(lambda x: relu_squared(x).sum())(x), jax.grad(lambda x: plain(x).sum())(x))
+    kept = [leaf.dtype for leaf in jax.tree.leaves(jax.vjp(relu_squared, x)[1])]
+    assert kept == [jnp.float32]

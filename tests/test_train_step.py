@@ -12,6 +12,7 @@ import pytest
 import vectors
 
 from nanochat_lib import gpt
+from nanochat_lib.compute import Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.presets import OptimConfig
@@ -297,3 +298,79 @@ def test_eval_step_counts_as_bits_per_byte_does(params):
     assert float(special[0]) == 0 and int(special[1]) == 0 and float(special[2]) > 0 and int(special[3]) == 64
     # A target of -1 must never be read as the last token.
     assert int(evaluate(params, batch["inputs"], batch["targets"], np.full(60, 1, np.int32))[1]) == int(count)
+
+
+# --- how it computes, not what ----------------------------------------------------------------------------------------
+
+WIDE = GPTConfig(sequence_len=16, vocab_size=60, n_layer=2, n_head=2, n_kv_head=2, n_embd=128, window_pattern="L")
+
+
+@pytest.fixture(scope="module")
+def wide() -> dict[str, jax.Array]:
+    return {name: jnp.asarray(p) for name, p in params_of(WIDE).items()}
+
+
+def computed(compute: Compute, params: dict, micro: int = 2) -> tuple:
+    batch = unweighted(batch_of(5, micro, 2))
+    return jax.jit(lambda p, b: loss_and_gradients(WIDE, p, b, compute))(params, batch)
+
+
+@pytest.fixture(scope="module")
+def plain(wide):
+    return computed(Compute(), wide)
+
+
+@pytest.mark.parametrize(
+    "compute", [Compute(remat=True), Compute(loss_chunks=3), Compute(table_gradients="pallas-interpret")],
+    ids=["remat", "chunks", "pallas tables"],
+)  # fmt: skip
+def test_memory_choices_change_no_number(compute, plain, wide):
+    assert_same_gradients(plain, computed(compute, wide), 2e-6)
+
+
+def relative_error(a: tuple, b: tuple) -> float:
+    """Of the gradients of the blocks' matrices, all together."""
+    names = [name for name in a[1] if ".h." in name]
+    difference = math.sqrt(sum(float(jnp.sum((a[1][n] - b[1][n]) ** 2)) for n in names))
+    return difference / math.sqrt(sum(float(jnp.sum(a[1][n] ** 2)) for n in names))
+
+
+def test_fp8_is_near_and_leaves_gates_head_and_evaluation_alone(plain, wide):
+    quantised = computed(Compute(fp8=True), wide)
+    assert float(quantised[0]) != float(plain[0]) and float(quantised[0]) == pytest.approx(float(plain[0]), rel=0.02)
+    assert 1e-3 < relative_error(plain, quantised) < 0.2
+    text = jax.jit(lambda p, b: loss_and_gradients(WIDE, p, b, Compute(fp8=True))).lower(
+        wide, unweighted(batch_of(5, 1, 2))
+    )
+    products = [line for line in text.as_text().splitlines() if "dot_general" in line]
+    in_fp8 = [line for line in products if "f8E4M3FN" in line]
+    assert len(in_fp8) == 3 * 6 * WIDE.n_layer  # q, k, v, both projections and the MLP's first, three products each
+    assert len(products) > len(in_fp8) and not [line for line in in_fp8 if "x60x" in line]
+    evaluation = make_eval_step(WIDE).lower(
+        wide, *(jax.ShapeDtypeStruct((2, 16), jnp.int32),) * 2, jax.ShapeDtypeStruct((60,), jnp.int32)
+    )
+    assert "f8E" not in evaluation.as_text()
+
+
+def test_bfloat16_computes_with_float32_gradients_and_masters(plain, wide):
+    found = computed(Compute("bfloat16"), wide)
+    assert {g.dtype for g in found[1].values()} == {jnp.dtype("float32")}
+    assert relative_error(plain, found) < 0.05
+    # The sums of a product are not rounded to bfloat16 on the way into the gradient.
+    values = np.asarray(found[1]["transformer.h.0.mlp.c_fc.weight"])
+    assert not np.array_equal(values, np.asarray(jnp.asarray(values, jnp.bfloat16), np.float32))
+
+
+@pytest.mark.parametrize("masters", ["float32", "bfloat16"])
+def test_masters_keep_their_dtype_and_learn(masters):
+    optimizer = make_optimizer(CONFIG, LRS)
+    state = init_train_state(CONFIG, optimizer, jax.random.key(0), masters=masters)
+    train_step = make_train_step(CONFIG, optimizer)
+    batch = unweighted(batch_of(1, 2, 2))
+    losses = []
+    for _ in range(6):
+        state, metrics = train_step(state, batch, HYPER)
+        losses.append(float(metrics["loss"]))
+    assert {p.dtype for p in state.params.values()} == {jnp.dtype(masters)}
+    assert {m.dtype for m in jax.tree.leaves(state.opt_state)[1:]} == {jnp.dtype("float32")}
+    assert losses[-1] < losses[0] - 0.3 and train_step.compiles == 1

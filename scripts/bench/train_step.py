@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from nanochat_lib.compute import Compute
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.presets import OptimConfig
 from nanochat_lib.sizing import GPTConfig
@@ -53,9 +54,10 @@ def main() -> None:
     hyper = {name: jnp.float32(value) for name, value in HYPER.items()}
     start = init_train_state(config, optimizer, jax.random.key(0))
 
-    one_program = make_train_step(config, optimizer, dtype=dtype)
+    compute = Compute(args.dtype)
+    one_program = make_train_step(config, optimizer, compute=compute)
 
-    gradients = jax.jit(lambda params, micro: loss_and_gradients(config, params, micro, dtype))
+    gradients = jax.jit(lambda params, micro: loss_and_gradients(config, params, micro, compute))
     add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
 
     @jax.jit
