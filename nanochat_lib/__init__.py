@@ -23,10 +23,14 @@ EXPORTS = {
     "Engine": "engine",
 }
 
-__all__ = ["__version__", *EXPORTS]
+MODULES = ("upstream",)  # upstream.load, upstream.save
+
+__all__ = ["__version__", *EXPORTS, *MODULES]
 
 
 def __getattr__(name: str) -> object:
+    if name in MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{EXPORTS[name]}"), name)
@@ -35,7 +39,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *EXPORTS})
+    return sorted({*globals(), *EXPORTS, *MODULES})
 
 
 class _Package(ModuleType):

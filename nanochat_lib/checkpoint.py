@@ -1,30 +1,39 @@
 """Checkpoints that are whole, named by their step, and checked before they are believed.
 
 A checkpoint is a folder `step_00000100`: the arrays (orbax, so any mesh can read what any mesh wrote), `arrays.json`
-with every name, shape and dtype, `meta.json`, and a manifest of sizes and sha256. It is written under another name and
-renamed when finished. Reading takes the newest one whose manifest holds; others are named and left alone.
+with every name, shape and dtype, `meta.json`, `process-00000.json` with what each process alone knows, and a manifest
+of sizes and sha256. It is written under another name and renamed when finished. Reading takes the newest one whose
+manifest holds; others are named and left alone.
+
+Several processes write and read one folder that all of them see: a local one on one machine, a shared file system on
+many. Each writes its own arrays; process 0 alone makes, completes and publishes the folder.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from nanochat_lib import storage
+from nanochat_lib import distributed, storage
 from nanochat_lib.errors import UserError
+from nanochat_lib.sizing import GPTConfig
+
+if TYPE_CHECKING:
+    from nanochat_lib.tokenizer import Tokenizer
 
 STEP_NAME = re.compile(r"^step_(\d+)$")
 LARGE_META = 32_768  # characters of JSON from which a value of the metadata gets its own file
 SPARE_BYTES = 1 << 20  # room asked for beside the arrays
+STACKS = "opt_state/muon/"  # stacks of matrices, filled up with zeros to a multiple of the number of devices
 
 Arrays = dict[str, Any]
 
@@ -56,12 +65,13 @@ def _spec(leaf: Any) -> tuple[str, tuple[int, ...]]:
     return str(leaf.dtype), tuple(leaf.shape)
 
 
-def save(folder: str | Path, step: int, state: Any, meta: dict, *, keep: int = 2) -> Path:
+def save(folder: str | Path, step: int, state: Any, meta: dict, own: dict | None = None, *, keep: int = 2) -> Path:
     """Writes the pytree of arrays `state` and `meta` (plain data) as checkpoint `step`; the newest `keep` stay.
 
     Returns the checkpoint's folder. When the disk refuses, one UserError says so; what was there before is untouched.
     A checkpoint of the same step is replaced; one that is damaged is set aside under another name.
-    With several processes all of them call this, with the same arguments, on a folder that all of them see.
+    With several processes all of them call this together, on a folder that all of them see. `meta` is process 0's;
+    `own` is what this process alone knows, and comes back among the others' in meta["processes"].
     """
     if keep < 1:
         raise UserError(f"keep={keep}: at least the newest checkpoint has to stay")
@@ -69,55 +79,43 @@ def save(folder: str | Path, step: int, state: Any, meta: dict, *, keep: int = 2
     arrays = {name: _writable(leaf) for name, leaf in named_leaves(state).items()}
     needed = sum(leaf.nbytes for leaf in arrays.values()) + SPARE_BYTES
     files = {"arrays.json": {name: _spec(leaf) for name, leaf in arrays.items()}, **_meta_files(meta)}
-    temporary = final.with_name(f"{final.name}{storage.TEMPORARY}{_common_suffix()}")
+    mark, processes = distributed.from_first(lambda: uuid.uuid4().hex[:8]), range(distributed.count())
+    temporary = final.with_name(f"{final.name}{storage.TEMPORARY}{mark}")
 
     try:
-        with storage.clear_disk_errors(final):
-            if _is_first():
+        with distributed.everyone(), storage.clear_disk_errors(final):
+            if distributed.first():
                 temporary.mkdir(parents=True)
                 # The array writer meets a full disk half-way, with a screen full of tracebacks: ask before.
                 storage.check_room(temporary, needed)
-            _everyone("checkpoint folder made")
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
-                writer.save(temporary.absolute() / "arrays", args=ocp.args.PyTreeSave(arrays))
-            if _is_first():
+        with storage.clear_disk_errors(final), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
+            writer.save(temporary.absolute() / "arrays", args=ocp.args.PyTreeSave(arrays))
+        if own is not None:
+            with distributed.everyone(), storage.clear_disk_errors(final):
+                storage.atomic_write_json(temporary / _process_file(distributed.index()), own, indent=None)
+        with distributed.everyone(), storage.clear_disk_errors(final):
+            if distributed.first():
                 for name, value in files.items():
                     storage.atomic_write_json(temporary / name, value, indent=None)
-                storage.write_manifest(temporary)
+                listed = storage.write_manifest(temporary)
+                if own is not None and (unseen := [i for i in processes if _process_file(i) not in listed]):
+                    raise UserError(f"{final}: process 0 does not see what process {unseen[0]} wrote; share the folder")
                 _publish(temporary, final)
                 _prune(folder, keep)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if distributed.first():
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _everyone("checkpoint published")
     return final
 
 
-def _is_first() -> bool:
-    return jax.process_index() == 0
-
-
-def _everyone(what: str) -> None:
-    """Waits for all processes."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(what)
-
-
-def _common_suffix() -> str:
-    """Random, and the same in every process."""
-    number = np.uint32(int.from_bytes(os.urandom(4), "little"))
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        number = multihost_utils.broadcast_one_to_all(number)
-    return f"{int(number):08x}"
+def _process_file(index: int) -> str:
+    return f"process-{index:05d}.json"
 
 
 def _writable(leaf: Any) -> Any:
     """What orbax can write from every process: global arrays as they are, all else as numpy."""
-    if isinstance(leaf, jax.Array) and (jax.process_count() == 1 or not leaf.is_fully_addressable):
+    if isinstance(leaf, jax.Array) and (distributed.count() == 1 or not leaf.is_fully_addressable):
         return leaf
     return np.asarray(leaf)
 
@@ -173,7 +171,7 @@ def latest(folder: str | Path) -> tuple[int | None, list[str]]:
     return None, problems
 
 
-def _valid_folder(folder: str | Path, step: int | None) -> Path:
+def _valid_folder(folder: str | Path, step: int | None, verify: bool = True) -> Path:
     """The folder of `step` (None: the newest valid one); UserError when it is not there or damaged."""
     found = steps(folder)
     if step is None:
@@ -185,32 +183,34 @@ def _valid_folder(folder: str | Path, step: int | None) -> Path:
     if step not in found:
         listed = ", ".join(map(str, found)) or "none"
         raise UserError(f"{folder} has no checkpoint of step {step}; steps found: {listed}")
-    if problems := storage.verify_manifest(step_folder(folder, step)):
+    if problems := storage.verify_manifest(step_folder(folder, step), checksums=verify):
         others = ", ".join(str(s) for s in found if s != step) or "none"
         raise UserError(f"checkpoint {step} is damaged: {'; '.join(problems)}; other steps found: {others}")
     return step_folder(folder, step)
 
 
-def load_meta(folder: str | Path, step: int | None = None) -> dict:
+def load_meta(folder: str | Path, step: int | None = None, *, verify: bool = True) -> dict:
     """The metadata of checkpoint `step` (None: the newest valid one)."""
-    return _read_meta(_valid_folder(folder, step))
+    return _read_meta(_valid_folder(folder, step, verify))
 
 
 def _read_meta(place: Path) -> dict:
     meta = storage.read_json(place / "meta.json")
     for path in sorted(place.glob("meta-*.json")):
         meta[path.stem.removeprefix("meta-")] = storage.read_json(path)
-    return meta
+    processes = [storage.read_json(path) for path in sorted(place.glob("process-*.json"))]
+    return meta | ({"processes": processes} if processes else {})
 
 
-def load(folder: str | Path, step: int | None = None, like: Any = None) -> tuple[Any, dict]:
+def load(folder: str | Path, step: int | None = None, like: Any = None, *, verify: bool = True) -> tuple[Any, dict]:
     """(state, meta) of checkpoint `step` (None: the newest valid one).
 
     `like` is a pytree of the wanted structure (arrays or jax.ShapeDtypeStruct): names, shapes and dtypes have to agree
-    exactly, else a UserError names the first that does not. Arrays come back on the devices of `like`'s own arrays.
-    Without `like` the state is a flat dict of arrays by path.
+    exactly, else a UserError names the first that does not. Arrays come back laid out as `like`'s own arrays are,
+    whatever mesh wrote them. Without `like` the state is a flat dict of arrays by path. meta["processes"] lists what
+    each process saved as its own. `verify=False`: the checksums have been compared already (`latest` does).
     """
-    place = _valid_folder(folder, step)
+    place = _valid_folder(folder, step, verify)
     saved = _saved_specs(place)
     if like is None:
         return _restore(place, dict.fromkeys(saved)), _read_meta(place)
@@ -220,9 +220,9 @@ def load(folder: str | Path, step: int | None = None, like: Any = None) -> tuple
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted]), _read_meta(place)
 
 
-def load_params(folder: str | Path, step: int | None = None) -> dict[str, jax.Array]:
+def load_params(folder: str | Path, step: int | None = None, *, verify: bool = True) -> dict[str, jax.Array]:
     """Only the parameters (`state.params`) of checkpoint `step`, by name; the optimiser's arrays are not read."""
-    place = _valid_folder(folder, step)
+    place = _valid_folder(folder, step, verify)
     names = [name for name in _saved_specs(place) if name.startswith("params/")]
     if not names:
         raise UserError(f"{place} holds no params: it was not written by a training stage")
@@ -242,23 +242,31 @@ def _check_same(place: Path, saved: dict, wanted: dict) -> None:
     for name, (dtype, shape) in saved.items():
         if name not in wanted:
             raise UserError(f"{place} has {name}, which this run has not: use the settings it was written with")
-        if (dtype, shape) != wanted[name]:
+        if (dtype, shape) != wanted[name] and not _same_stack(name, (dtype, shape), wanted[name]):
             found, asked = f"{dtype}{list(shape)}", f"{wanted[name][0]}{list(wanted[name][1])}"
             raise UserError(f"{place}: {name} is {found}, this run needs {asked}: use the settings it was written with")
 
 
-def _restore(place: Path, wanted: Arrays) -> Arrays:
-    """The arrays named by `wanted`, each on the devices of its jax array there, else on the default device."""
+def _same_stack(name: str, saved: tuple[str, tuple[int, ...]], wanted: tuple[str, tuple[int, ...]]) -> bool:
+    """Whether two specs differ in the number of a stack's matrices only: another mesh fills it up to another number."""
+    return name.startswith(STACKS) and (saved[0], saved[1][1:]) == (wanted[0], wanted[1][1:])
 
+
+def _restore(place: Path, wanted: Arrays) -> Arrays:
+    """The arrays named by `wanted`, each laid out as its jax array there, else on the default device."""
     saved = _saved_specs(place)
     item, how = {}, {}
     for name, leaf in wanted.items():
         dtype, shape = saved[name]
         item[name] = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-        sharding = leaf.sharding if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) else None
+        # An array that was never bound to its device comes back unbound: else a step would compile again for it.
+        bound = isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and leaf.committed)
+        sharding = leaf.sharding if bound else None
         # Never the sharding that is stored with the arrays: those devices may not exist here.
         how[name] = (
-            ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape, dtype=item[name].dtype)
+            ocp.ArrayRestoreArgs(
+                sharding=sharding, global_shape=leaf.shape, dtype=item[name].dtype, strict=leaf.shape == shape
+            )
             if sharding is not None
             else ocp.RestoreArgs(restore_type=np.ndarray)
         )
@@ -271,10 +279,29 @@ def _restore(place: Path, wanted: Arrays) -> Arrays:
 
 def _on_device(array: Any, wanted: Any) -> Any:
     """A jax array, except where numpy was asked for and for 64-bit numbers, which JAX would shorten."""
+    if isinstance(wanted, jax.Array) and array.shape != wanted.shape:  # a stack, which holds zeros beyond its matrices
+        rows = min(len(array), len(wanted))
+        array = np.concatenate([array[:rows], np.zeros((len(wanted) - rows, *array.shape[1:]), array.dtype)])
     host = isinstance(wanted, (np.ndarray, np.generic, int, float)) or array.dtype != jnp.dtype(
         jax.dtypes.canonicalize_dtype(array.dtype)
     )
     return array if host or isinstance(array, jax.Array) else jnp.asarray(array)
+
+
+def load_model(folder: Path, tokenizer: Tokenizer) -> tuple[GPTConfig, dict[str, jax.Array], int]:
+    """(model configuration, parameters, step) of the newest valid checkpoint in `folder`, the same in all processes.
+
+    Raises UserError when there is none, or when it was trained with another tokenizer.
+    """
+    step, problems = distributed.from_first(lambda: latest(folder))
+    if step is None:
+        found = f" ({'; '.join(problems)})" if problems else ""
+        raise UserError(f"{folder} holds no valid checkpoint{found}; run the stage that writes it first")
+    for problem in problems:
+        distributed.say(f"{folder.name}: checkpoint left alone: {problem}")
+    meta = load_meta(folder, step, verify=False)
+    check_tokenizer(meta, tokenizer.fingerprint)
+    return GPTConfig.from_dict(meta["model"]), load_params(folder, step, verify=False), step
 
 
 def check_tokenizer(meta: dict, fingerprint: str) -> None:

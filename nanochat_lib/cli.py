@@ -99,11 +99,41 @@ def chat(args: argparse.Namespace) -> None:
     )
 
 
+def preflight(args: argparse.Namespace) -> int:
+    from nanochat_lib.preflight import print_preflight
+
+    return print_preflight(
+        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search
+    )
+
+
+def convert(args: argparse.Namespace) -> None:
+    from nanochat_lib.convert import from_upstream, to_upstream
+
+    if args.direction == "from-upstream":
+        changes = settings(args.set)
+        print(from_upstream(args.source, args.target, step=args.step, tokenizer=args.tokenizer, changes=changes))
+        print(f"talk to it: nanochat chat --run-dir {args.target}")
+    else:
+        print(to_upstream(args.source, args.target, stage=args.stage, step=args.step, ranks=args.ranks))
+
+
 def course(args: argparse.Namespace) -> None:
     from nanochat_lib.course.build import build
 
     for path in build(check=args.check):
         print(f"wrote {path}")
+
+
+def settings(pairs: list[str]) -> dict[str, object]:
+    """{"pretrain.steps": "100"} of the options `-s pretrain.steps=100`."""
+    changes: dict[str, object] = {}
+    for setting in pairs:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise UserError(f"setting {setting!r} has no value; write it as name=value, e.g. -s pretrain.steps=100")
+        changes[name.strip()] = value.strip()
+    return changes
 
 
 def run_config(args: argparse.Namespace) -> object:
@@ -114,12 +144,7 @@ def run_config(args: argparse.Namespace) -> object:
     saved = Path(args.run_dir or "") / "config.json"
     resume = args.preset is None and args.run_dir and saved.exists()
     base = from_dict(read_json(saved)) if resume else preset(args.preset or DEFAULT_PRESET)
-    changes: dict[str, object] = {}
-    for setting in args.set:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise UserError(f"setting {setting!r} has no value; write it as name=value, e.g. -s pretrain.steps=100")
-        changes[name.strip()] = value.strip()
+    changes = settings(args.set)
     if args.seed is not None:
         changes["seed"] = args.seed
     if args.corpus is not None:
@@ -127,15 +152,19 @@ def run_config(args: argparse.Namespace) -> object:
     return override(base, changes)
 
 
+def _set_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-s", "--set", action="append", default=[], metavar="NAME=VALUE",
+        help="change one setting of the preset; may be repeated",
+    )  # fmt: skip
+
+
 def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="start from this preset (`nanochat presets` lists them)")
     parser.add_argument("--run-dir", metavar="DIR", help="the run's folder (default: in runs/, named after the preset)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of data, weights and sampling")
     parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet or folder")
-    parser.add_argument(
-        "-s", "--set", action="append", default=[], metavar="NAME=VALUE",
-        help="change one setting of the preset; may be repeated",
-    )  # fmt: skip
+    _set_option(parser)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +196,38 @@ def _doctor_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+def _preflight_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    parser.add_argument("--profile", action="store_true", help="add the compiler's estimated cycles by kind")
+    parser.add_argument("--precision", action="store_true", help="list every matrix product with its dtypes")
+    parser.add_argument("--search", action="store_true", help="find the largest micro-batch that fits")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _convert_options(parser: argparse.ArgumentParser) -> None:
+    directions = parser.add_subparsers(dest="direction", metavar="DIRECTION", required=True, parser_class=_Parser)
+    about = "make a run folder of nanochat's checkpoint folder"
+    text = "Make a run whose base model, optimiser state and tokenizer are those in nanochat's checkpoint folder."
+    example = "nanochat convert from-upstream base_checkpoints/d12 runs/d12"
+    sub = directions.add_parser("from-upstream", help=about, description=text, epilog=f"example: {example}")
+    sub.add_argument("source", metavar="DIR", help="nanochat's folder, with model_<step>.pt")
+    sub.add_argument("target", metavar="RUN", help="new run folder")
+    sub.add_argument("--step", type=int, metavar="N", help="this checkpoint (default: the newest)")
+    sub.add_argument("--tokenizer", metavar="DIR", help="folder of tokenizer.pkl (default: where nanochat keeps it)")
+    _set_option(sub)
+    about = "write a run's model as nanochat's checkpoint folder"
+    text = "Write a model of a run as nanochat's files: model, optimiser state, meta file, tokenizer."
+    example = "nanochat convert to-upstream runs/mine mine --stage base --ranks 8"
+    sub = directions.add_parser("to-upstream", help=about, description=text, epilog=f"example: {example}")
+    sub.add_argument("source", metavar="RUN", help="run folder")
+    sub.add_argument("target", metavar="DIR", help="new folder for nanochat's files")
+    sub.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    sub.add_argument("--step", type=int, metavar="N", help="this checkpoint (default: the newest)")
+    sub.add_argument("--ranks", type=int, metavar="N", help="processes that nanochat will resume with")
+    for sub in directions.choices.values():
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+
+
 def _course_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("build",), help="build the chapters from solutions/")
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
@@ -184,8 +245,18 @@ COMMANDS: dict[str, Command] = {
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
     "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),
+    "preflight": (
+        preflight,
+        _preflight_options,
+        "compile the training step for a machine that is not here",
+        "nanochat preflight --preset tpu-v6e-8-d24 --profile",
+    ),
+    "convert": (
+        convert, _convert_options, "read and write nanochat's own checkpoints",
+        "nanochat convert from-upstream base_checkpoints/d12 runs/d12",
+    ),
     "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
-}
+}  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

@@ -44,7 +44,9 @@ class Collectives:
         if mine.ndim == 2:
             mine = mine.astype(dtype)
         axis = self.split[name]
-        return mine if axis is None else jax.lax.all_gather(mine, "data", axis=axis, tiled=True)
+        if axis is None or self.mesh.shape["data"] == 1:
+            return mine
+        return jax.lax.all_gather(mine, "data", axis=axis, tiled=True)
 
     def gather(
         self, blocks: dict[str, jax.Array], micro: dict[str, jax.Array], dtype: jax.typing.DTypeLike
@@ -83,8 +85,9 @@ class Collectives:
             return grad
         if axis is None:
             return jax.lax.psum(grad, BATCH_AXES)
-        for name in ("fsdp", "data") if whole else ("data",):
-            grad = jax.lax.psum_scatter(grad, name, scatter_dimension=axis, tiled=True)
+        for along in ("fsdp", "data") if whole else ("data",):
+            if self.mesh.shape[along] > 1:
+                grad = jax.lax.psum_scatter(grad, along, scatter_dimension=axis, tiled=True)
         return grad
 
     def forget_gathered(self, function: Callable) -> Callable:

@@ -104,7 +104,9 @@ class GPT(nnx.Module):
         tables = rotary_table(length, self.config.head_dim, gen.rotary_base, gen.bf16_table)
         return tuple(jnp.asarray(table, dtype) for table in tables)
 
-    def trunk(self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend, remat=False) -> jax.Array:
+    def trunk(
+        self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend, fp8=False, remat=False
+    ) -> jax.Array:
         """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ."""
         x0 = middle = x
         for i, block in enumerate(self.transformer.h):
@@ -112,10 +114,10 @@ class GPT(nnx.Module):
             def layer(x: jax.Array, x0: jax.Array, ve: jax.Array | None, i: int = i, block: Block = block) -> jax.Array:
                 x = once(scaled(x, self.resid_lambdas[i]) + scaled(x0, self.x0_lambdas[i]))
                 with jax.named_scope("attention"):
-                    q, k, v = block.attn.qkv(once(norm(x)), ve, rotation)
-                    x = once(x + block.attn.output(attend(i, q, k, v)))
+                    q, k, v = block.attn.qkv(once(norm(x)), ve, rotation, fp8)
+                    x = once(x + block.attn.output(attend(i, q, k, v), fp8))
                 with jax.named_scope("mlp"):
-                    return once(x + block.mlp(once(norm(x))))
+                    return once(x + block.mlp(once(norm(x)), fp8))
 
             if remat:  # keeps what matrix products made and computes the rest again
                 layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
@@ -132,7 +134,7 @@ class GPT(nnx.Module):
         x = self.smear(x, before(x))
         windows = self.config.windows
         attend = lambda i, q, k, v: attention(q, k, v, window=windows[i], backend=compute.attention)  # noqa: E731
-        return self.trunk(x, rows, self.rotation(x.shape[1], x.dtype), attend, compute.remat)
+        return self.trunk(x, rows, self.rotation(x.shape[1], x.dtype), attend, compute.fp8, compute.remat)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """(…, C) → (…, V) float32, soft-capped. The table's padding rows are cut off before anything reads them."""

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from nanochat_lib.attention import rotate
+from nanochat_lib.fp8 import fp8_linear, fp8_pays
 from nanochat_lib.sizing import GPTConfig
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -120,8 +121,10 @@ class Weight(nnx.Module):
     def __init__(self, value: jax.Array):
         self.weight = nnx.Param(value)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return linear(x, self.weight[...])
+    def __call__(self, x: jax.Array, fp8: bool = False) -> jax.Array:
+        """x Wᵀ; with `fp8` in 8-bit floats, if the matrix is large enough for it to pay."""
+        weight = self.weight[...]
+        return fp8_linear(x, weight) if fp8 and fp8_pays(weight.shape) else linear(x, weight)
 
     def lookup(self, idx: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
         return self.weight[...][idx].astype(dtype)
@@ -142,10 +145,12 @@ class CausalSelfAttention(nnx.Module):
             high = 0.0 if config.recipe == "recipe4" else 0.02
             self.ve_gate = Weight(uniform(rngs, (config.n_kv_head, config.gate_channels), 0.0, high))
 
-    def qkv(self, x: jax.Array, ve: jax.Array | None, rotation: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+    def qkv(
+        self, x: jax.Array, ve: jax.Array | None, rotation: tuple[jax.Array, jax.Array], fp8: bool = False
+    ) -> tuple[jax.Array, ...]:
         """q (B, H, T, D), k and v (B, K, T, D) of the normalised stream x (B, T, C); ve (B, T, K·D) joins v."""
         gen = GENERATIONS[self.config.recipe]
-        q, k, v = (self.split_heads(project(x)) for project in (self.c_q, self.c_k, self.c_v))
+        q, k, v = (self.split_heads(project(x, fp8)) for project in (self.c_q, self.c_k, self.c_v))
         if ve is not None:
             gate = gen.gate_factor * jax.nn.sigmoid(self.ve_gate(x[..., : self.config.gate_channels]))
             v = v + gate.swapaxes(1, 2)[..., None] * self.split_heads(ve)
@@ -156,10 +161,10 @@ class CausalSelfAttention(nnx.Module):
         """(B, T, heads·D) → (B, heads, T, D)."""
         return x.reshape(*x.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
 
-    def output(self, y: jax.Array) -> jax.Array:
+    def output(self, y: jax.Array, fp8: bool = False) -> jax.Array:
         """(B, H, T, D) → (B, T, C)."""
         b, _, t, _ = y.shape
-        return self.c_proj(y.swapaxes(1, 2).reshape(b, t, -1))
+        return self.c_proj(y.swapaxes(1, 2).reshape(b, t, -1), fp8)
 
 
 class MLP(nnx.Module):
@@ -171,8 +176,8 @@ class MLP(nnx.Module):
         self.c_fc = Weight(uniform(rngs, (4 * c, c), -bound, bound))
         self.c_proj = Weight(jnp.zeros((c, 4 * c), jnp.float32))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.c_proj(relu_squared(self.c_fc(x)))
+    def __call__(self, x: jax.Array, fp8: bool = False) -> jax.Array:
+        return self.c_proj(relu_squared(self.c_fc(x, fp8)), fp8)
 
 
 class Block(nnx.Module):

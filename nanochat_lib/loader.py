@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nanochat_lib.errors import UserError
-from nanochat_lib.packing import FETCH_DOCS, BestFitPacker
+from nanochat_lib.packing import FETCH_DOCS, BestFitPacker, decode_documents, encode_documents
 from nanochat_lib.prefetch import Prefetcher
 from nanochat_lib.streams import Batch, ConversationRows, Cursor, DocumentRows
 from nanochat_lib.supply import ChatReport, chat_report, check_enough
@@ -34,6 +34,7 @@ __all__ = [
     "check_enough",
     "count_chat_steps",
     "distinct_microbatches",
+    "share_states",
 ]
 
 BUFFER_CONVERSATIONS = 100  # conversations the chat packer chooses from
@@ -155,10 +156,14 @@ class ChatLoader(_Loader):
 
 
 def count_chat_steps(
-    mixture: Sequence[dict], tokenizer: Tokenizer, batch_rows: int, sequence_len: int, micro_batches: int = 1
-) -> int:
-    """Optimiser steps of `micro_batches` batches in one pass over the mixture, found by packing it."""
-    with ChatLoader(mixture, tokenizer, batch_rows, sequence_len, one_pass=True, prefetch=0) as stream:
+    mixture: Sequence[dict], tokenizer: Tokenizer, batch_rows: int, sequence_len: int, micro_batches: int = 1,
+    **share: int,
+) -> int:  # fmt: skip
+    """Optimiser steps of `micro_batches` batches in one pass over the mixture, found by packing it.
+
+    `share` (rank, world): in one pass of that process over its share; another may need more or fewer.
+    """
+    with ChatLoader(mixture, tokenizer, batch_rows, sequence_len, one_pass=True, prefetch=0, **share) as stream:
         return -(-sum(1 for _ in stream) // micro_batches)
 
 
@@ -179,3 +184,22 @@ def distinct_microbatches(inputs: np.ndarray | Sequence[np.ndarray], targets: np
                 "the loader reuses a buffer, or the data repeat; use more documents or smaller batches"
             )
         seen[digest] = i
+
+
+def share_states(states: Sequence[dict], rank: int, world: int) -> tuple[dict, int]:
+    """(this process's state, items left out) of a stream that len(states) processes saved and `world` continue.
+
+    With the same number of processes the stream goes on exactly. With another number, what was read but not yet placed
+    is dealt out anew, and reading goes on after the furthest item that any process had read: the items before it that
+    slower processes had not reached are left out of this epoch, and counted. Nothing is read twice.
+    """
+    if len(states) == world or not states[0]:  # a stage without a stream saves nothing
+        return states[min(rank, len(states) - 1)], 0
+    frontier = max(state["position"] - state["world"] for state in states) + 1
+    skipped = sum(len(range(state["position"], frontier, state["world"])) for state in states)
+    capacity = states[0]["sequence_len"] + 1
+    waiting = [document for state in states for document in decode_documents(state["buffer"], capacity)]
+    total = {name: sum(state[name] for state in states) // world for name in ("batches", "dropped", "truncated")}
+    position = frontier + (rank - frontier) % world
+    place = {"rank": rank, "world": world, "position": position, "buffer": encode_documents(waiting[rank::world])}
+    return states[0] | total | place, skipped

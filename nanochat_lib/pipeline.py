@@ -183,7 +183,7 @@ class Run:
 
     @cached_property
     def metrics(self):
-        from nanochat_lib.trainer import MetricsLog
+        from nanochat_lib.metrics import MetricsLog
 
         return MetricsLog(self.dir / "metrics.jsonl")
 
@@ -195,7 +195,7 @@ class Run:
 
     def load_model(self, stage: str):
         """(GPTConfig, parameters, tokenizer) of the newest checkpoint of "base", "sft" or "rl"."""
-        from nanochat_lib.sft import load_model
+        from nanochat_lib.checkpoint import load_model
 
         tokenizer = self.load_tokenizer()
         model, params, _ = load_model(self.dir / CHAT_STAGES[stage], tokenizer)

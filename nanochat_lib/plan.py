@@ -23,21 +23,23 @@ from nanochat_lib.train_step import TrainState, TrainStep, abstract_state, make_
 LOGIT_BYTES = {"cpu": 2**23, "gpu": 2**30, "tpu": 2**30}  # float32 logits that may exist at a time
 
 
-def compute_for(settings: ComputeConfig, model: GPTConfig, platform: str, chip: str = "", rows: int = 1) -> Compute:
-    """How the training step computes on `platform` ("cpu", "gpu", "tpu").
+def compute_for(
+    settings: ComputeConfig, model: GPTConfig, platform: str, device_kind: str = "", rows: int = 1
+) -> Compute:
+    """How the training step computes on devices of `platform` ("cpu", "gpu", "tpu") and `device_kind` ("TPU v6 lite").
 
-    chip: its name in hardware.CHIPS, or the device's own name. rows: of a micro-batch on one device. Warns when an
-    accelerator gets the plain attention; UserError when a setting cannot work there.
+    rows: of a micro-batch on one device. Warns when an accelerator gets the plain attention; UserError when a setting
+    cannot work there.
     """
     dtype = compute_dtype(settings.dtype, platform)
     chunks = settings.loss_chunks
     if chunks < 1:
         logits = rows * model.sequence_len * model.padded_vocab_size * 4
-        chunks = max(1, min(-(-logits // LOGIT_BYTES[platform]), model.sequence_len))
+        chunks = max(1, min(-(-logits // LOGIT_BYTES.get(platform, 2**30)), model.sequence_len))
     return Compute(
         dtype=dtype,
         attention=choose_backend(
-            settings.attention, platform, device_kind=chip, length=model.sequence_len, head_dim=model.head_dim,
+            settings.attention, platform, device_kind=device_kind, length=model.sequence_len, head_dim=model.head_dim,
             dtype=dtype,
         ),
         fp8=settings.fp8,
@@ -45,6 +47,12 @@ def compute_for(settings: ComputeConfig, model: GPTConfig, platform: str, chip: 
         table_gradients="pallas" if platform == "tpu" else "xla",
         remat=settings.remat == "blocks",
     )  # fmt: skip
+
+
+def compute_here(settings: ComputeConfig, model: GPTConfig, mesh: Mesh | None, rows: int = 1) -> Compute:
+    """`compute_for` the devices of the mesh, or without one the device that JAX computes on."""
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    return compute_for(settings, model, device.platform, device.device_kind, rows)
 
 
 @dataclass(frozen=True)
@@ -76,12 +84,12 @@ class StepPlan:
         return self.train_step().jitted.lower(self.abstract_state(), self.abstract_batch(), hyper)
 
 
-def step_plan(config: RunConfig, mesh: Mesh | None, platform: str, chip: str = "") -> StepPlan:
+def step_plan(config: RunConfig, mesh: Mesh | None, platform: str, device_kind: str = "") -> StepPlan:
     """The pretraining step of `config` on `mesh` (None: one device)."""
     model, horizon = config.gpt_config(), config.horizon()
     devices = 1 if mesh is None else mesh.size
     rows = config.pretrain.device_rows
-    compute = compute_for(config.compute, model, platform, chip, rows)
+    compute = compute_for(config.compute, model, platform, device_kind, rows)
     rates = schedules.transferred(config.pretrain.optim, horizon)
     return StepPlan(
         model=model,

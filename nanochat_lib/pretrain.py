@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,17 +9,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import loader, optim, schedules
-from nanochat_lib.compute import Compute
+from nanochat_lib import distributed, loader, optim, schedules
 from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
-from nanochat_lib.hardware import compute_dtype
+from nanochat_lib.gpt import param_shapes
+from nanochat_lib.metrics import MetricsLog, first_and_last
+from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
 from nanochat_lib.sizing import count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState, init_train_state, make_eval_step, make_train_step
-from nanochat_lib.trainer import MetricsLog, Stage, StepBatch, train
+from nanochat_lib.trainer import Stage, StepBatch, on_devices, open_mesh, to_step, train
 
 SAMPLE_PROMPTS = (
     "The capital of France is",
@@ -40,19 +41,22 @@ def bpb_splits(corpus: Corpus) -> dict[str, str]:
 
 
 def fixed_batches(
-    corpus: Corpus, tokenizer: Tokenizer, split: str, rows: int, length: int, tokens: int, buffer_docs: int
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    split: str,
+    rows: int,
+    length: int,
+    tokens: int,
+    buffer_docs: int,
+    mine: np.ndarray | slice = slice(None),
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The first `tokens` tokens of a split as (inputs, targets) batches, the same at every evaluation."""
+    """The first `tokens` tokens of a split as (inputs, targets) batches, the same at every evaluation.
+
+    `mine` are the rows of each batch that this process keeps; all processes read the same batches.
+    """
     stream = loader.PretrainLoader(corpus, tokenizer, split, rows, length, buffer_docs, epochs=None, prefetch=0)
     count = max(tokens // (rows * length), 1)
-    return [(batch.inputs, batch.targets) for batch in islice(stream, count)]
-
-
-def to_step(group: list[loader.Batch]) -> StepBatch:
-    """A loader batches of (B, T) as one step's arrays (A, B, T)."""
-    last = group[-1]
-    arrays = {name: np.stack([getattr(batch, name) for batch in group]) for name in ("inputs", "targets")}
-    return StepBatch(arrays, last.epoch, lambda: last.state, last.progress)
+    return [(batch.inputs[mine].copy(), batch.targets[mine].copy()) for batch in islice(stream, count)]
 
 
 def step_batches(stream: loader.PretrainLoader, micro_batches: int) -> Iterator[StepBatch]:
@@ -98,9 +102,14 @@ def pretrain(
     stage, data = config.pretrain, config.data
     model = config.gpt_config(tokenizer.vocab_size)
     plan = config.horizon(tokenizer.vocab_size)
-    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
-    rows, length = stage.device_rows, model.sequence_len
-    micro_batches = plan.batch_tokens // (rows * length)
+    mesh = open_mesh(config, tokenizer, corpus=corpus.fingerprint)
+    check_parameters(mesh, param_shapes(model))
+    compute = compute_here(config.compute, model, mesh, stage.device_rows)
+    dtype = compute.dtype
+    devices = mesh.size if mesh else 1
+    rows, length = stage.device_rows * devices, model.sequence_len
+    mine = own_rows(mesh, rows)
+    parts = micro_batches(plan.batch_tokens, stage.device_rows, length, devices)
     loader.check_enough(
         corpus,
         tokenizer,
@@ -111,57 +120,49 @@ def pretrain(
     )
 
     rates = schedules.transferred(stage.optim, plan)
-    optimizer = optim.make_optimizer(model, rates, dtype)
-    state = init_train_state(model, optimizer, jax.random.key(config.seed))
+    optimizer = optim.make_optimizer(model, rates, dtype, mesh=mesh)
+    state = init_train_state(model, optimizer, jax.random.key(config.seed), mesh=mesh, masters=config.compute.masters)
     token_bytes = tokenizer.token_bytes()
     eval_step = make_eval_step(model, dtype=dtype)
     held_out = {
-        name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs)
+        name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs, mine)
         for name, split in bpb_splits(corpus).items()
     }
 
     def evaluate(step: int, state: TrainState) -> dict:
         if stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
-            written = samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts)
+            engine = Engine(model, replicate(state.params, dtype), tokenizer, dtype=dtype)
+            written = samples(engine, tokenizer, prompts)
             metrics.append(stage="pretrain", step=step, event="samples", samples=written)
         return {
-            name: bits_per_byte(eval_step, state.params, batches, token_bytes) for name, batches in held_out.items()
+            name: bits_per_byte(eval_step, state.params, on_devices(mesh, batches), token_bytes)
+            for name, batches in held_out.items()
         }
 
     def batches(loader_state: dict | None, _state: Callable[[], TrainState]) -> Iterator[StepBatch]:
         stream = loader.PretrainLoader(
-            corpus, tokenizer, "train", rows, length, data.buffer_docs, epochs=data.epochs, state=loader_state
-        )
-        return step_batches(stream, micro_batches)
+            corpus, tokenizer, "train", len(mine), length, data.buffer_docs, epochs=data.epochs, state=loader_state,
+            rank=distributed.index(), world=distributed.count(),
+        )  # fmt: skip
+        return step_batches(stream, parts)
 
     state = train(
-        Stage(
-            name="pretrain",
-            folder=folder,
-            steps=plan.steps,
-            step_fn=make_train_step(model, optimizer, compute=Compute(dtype)),
+        Stage.of(
+            stage, model, tokenizer, {"corpus": corpus.fingerprint},
+            name="pretrain", folder=folder, steps=plan.steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
+            step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate,
             hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
-            batches=batches,
-            metrics=metrics,
-            meta={"model": model.to_dict(), "tokenizer": tokenizer.fingerprint, "corpus": corpus.fingerprint},
-            evaluate=evaluate,
-            eval_every=stage.eval_every,
-            save_every=stage.save_every,
-            keep=stage.keep,
-            log_every=stage.log_every,
-            flops_per_token=flops_per_token(model),
             bytes_per_token=bytes_per_token(held_out["val_bpb"], token_bytes),
         ),
         state,
-    )
-    figures = first_and_last(metrics.read("pretrain"), list(held_out))
-    return figures | {
+    )  # fmt: skip
+    return first_and_last(metrics, "pretrain", list(held_out)) | {
         "steps": plan.steps,
         "params": count_params(model),
         "flops_per_token": flops_per_token(model),
         "model": model.to_dict(),
         "byte_bigram_bpb": bigram_yardstick(corpus) if config.evaluation.bigram else None,
-        "samples": samples(Engine(model, state.params, tokenizer, dtype=dtype), tokenizer, prompts),
+        "samples": samples(Engine(model, replicate(state.params, dtype), tokenizer, dtype=dtype), tokenizer, prompts),
     }
 
 
@@ -175,24 +176,3 @@ def bytes_per_token(batches: list[tuple[np.ndarray, np.ndarray]], token_bytes: n
     """Mean bytes a target stands for, to read a loss in nats as bits per byte."""
     targets = np.concatenate([targets.ravel() for _, targets in batches])
     return float(token_bytes[targets[targets >= 0]].mean())
-
-
-def first_and_last(records: list[dict], names: list[str]) -> dict:
-    """Stage figures out of the metrics: first and last value of each evaluated name, and the training's own totals."""
-    figures: dict = {}
-    for name in names:
-        values = [r[name] for r in records if r.get("event") == "eval" and r.get(name) is not None]
-        figures |= {f"{name}_first": values[0], f"{name}_last": values[-1]} if values else {}
-    steps = [r for r in records if "loss" in r]
-    if steps:
-        rates = [r["tokens_per_s"] for r in steps if r["tokens_per_s"]]
-        utilisation = [r["mfu"] for r in steps if r["mfu"]]
-        figures |= {
-            "tokens": steps[-1]["tokens"],
-            "train_seconds": steps[-1]["seconds"],
-            "loss_last": steps[-1]["loss"],
-            "tokens_per_s": float(np.median(rates)) if rates else None,
-            "mfu": float(np.median(utilisation)) if utilisation else None,
-            "epochs": steps[-1]["epoch"],
-        }
-    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in figures.items()}

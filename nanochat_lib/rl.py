@@ -11,23 +11,22 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from nanochat_lib import optim, schedules
-from nanochat_lib.compute import Compute
+from nanochat_lib import distributed, optim, schedules
+from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
-from nanochat_lib.hardware import compute_dtype
+from nanochat_lib.gpt import param_shapes
+from nanochat_lib.metrics import MetricsLog, first_and_last
+from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
-from nanochat_lib.pretrain import first_and_last
-from nanochat_lib.sft import load_model
-from nanochat_lib.sizing import flops_per_token
+from nanochat_lib.sharding import check_parameters, replicate
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState, init_train_state, make_train_step
-from nanochat_lib.trainer import MetricsLog, Stage, StepBatch, train
+from nanochat_lib.trainer import Stage, StepBatch, open_mesh, train
 
 PAD_LENGTH = 16  # rollouts are padded to a multiple of this, so that few shapes compile
 EVAL_SEED = 42
@@ -51,10 +50,13 @@ def rollout(
     questions: list[int],
     samples: int,
     stage: RLConfig,
-    seed: int,
+    seed: int | list[int],
     temperature: float | None = None,
 ) -> tuple[list[list[int]], list[list[int]], np.ndarray]:
-    """Samples answers: (sequences, masks, rewards (Q, S)). Sequences hold prompt, answer and end token."""
+    """Samples answers: (sequences, masks, rewards (Q, S)). Sequences hold prompt, answer and end token.
+
+    With a seed for each question its answers depend on nothing else: not on which questions a process samples.
+    """
     conversations = [task[i] for i in questions]
     prompts = [render_for_completion(tokenizer, c) for c in conversations]
     out = engine.generate_batch(
@@ -118,8 +120,8 @@ def held_out_reward(engine: Engine, tokenizer: Tokenizer, task: Task, stage: RLC
 def question_order(count: int, seed: int, step: int, per_step: int) -> list[int]:
     """The questions of a step: the training set in a fresh shuffle each epoch, the same for a given seed and step."""
     chosen = []
-    for place in range(step * per_step, (step + 1) * per_step):
-        epoch, index = divmod(place, count)
+    for position in range(step * per_step, (step + 1) * per_step):
+        epoch, index = divmod(position, count)
         chosen.append(int(np.random.default_rng((seed, epoch)).permutation(count)[index]))
     return chosen
 
@@ -139,11 +141,20 @@ def rl(
     repeats what an uninterrupted one does.
     """
     stage = config.rl
+    mesh = open_mesh(config, tokenizer)
     model, params, sft_step = load_model(sft_folder, tokenizer)
-    dtype = compute_dtype(config.compute.dtype, jax.default_backend())
+    check_parameters(mesh, param_shapes(model))
+    compute = compute_here(config.compute, model, mesh, config.pretrain.device_rows)
+    dtype = compute.dtype
     per_step, samples = min(stage.questions_per_step, len(task)), stage.samples
+    rank, world = distributed.index(), distributed.count()
+    if per_step % world:
+        raise UserError(
+            f"rl.questions_per_step {per_step} does not divide over {world} processes; "
+            f"use {per_step // world * world or world} or {(per_step // world + 1) * world}"
+        )
     steps = stage.steps if stage.steps > 0 else max(len(task) // per_step, 1)
-    optimizer = optim.make_optimizer(model, rl_rates(stage), dtype)
+    optimizer = optim.make_optimizer(model, rl_rates(stage), dtype, mesh=mesh)
     engine = Engine(model, params, tokenizer, dtype=dtype)
     longest = max(len(render_for_completion(tokenizer, task[i])) for i in range(len(task)))
     length = PAD_LENGTH * math.ceil((longest + stage.max_new_tokens) / PAD_LENGTH)
@@ -152,47 +163,43 @@ def rl(
             f"rl: the longest prompt ({longest} tokens) and rl.max_new_tokens {stage.max_new_tokens} exceed the "
             f"context of {model.sequence_len}; lower rl.max_new_tokens to {max(model.sequence_len - longest, 0)}"
         )
-    micro_rows = min(per_step * samples, config.pretrain.device_rows)
+    devices = len(mesh.local_devices) if mesh else 1
+    own = per_step // world
+    micro_rows = devices * min(math.ceil(own * samples / devices), config.pretrain.device_rows)
+    state = init_train_state(model, optimizer, params, mesh=mesh, masters=config.compute.masters)
 
     def batches(_loader_state: dict | None, present: Callable[[], TrainState]) -> Iterator[StepBatch]:
         while True:
             state = present()
             step = int(state.step)
-            questions = question_order(len(task), config.seed, step, per_step)
-            engine.params = state.params
-            seed = int(np.random.default_rng((config.seed, step)).integers(2**31))
-            sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seed)
+            engine.params = replicate(state.params, dtype)
+            # Each process samples answers to its own questions; what is compared is within a question.
+            part = slice(rank * own, (rank + 1) * own)
+            questions = question_order(len(task), config.seed, step, per_step)[part]
+            seeds = np.random.default_rng((config.seed, step)).integers(2**31, size=per_step)[part].tolist()
+            sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seeds)
             arrays = to_batch(sequences, masks, advantages(rewards), length, tokenizer.bos_id, micro_rows)
+            rewards = distributed.gather(rewards)
             collapsed = float(np.mean(rewards.max(axis=1) == rewards.min(axis=1)))
             epoch = 1 + step * per_step // len(task)
             log = {"reward": float(rewards.mean()), "collapsed": collapsed}
             yield StepBatch(arrays, epoch, log=log)
 
     def evaluate(_step: int, state: TrainState) -> dict:
-        engine.params = state.params
+        engine.params = replicate(state.params, dtype)
         return held_out_reward(engine, tokenizer, held_out, stage)
 
     train(
-        Stage(
-            name="rl",
-            folder=folder,
-            steps=steps,
-            step_fn=make_train_step(model, optimizer, compute=Compute(dtype)),
+        Stage.of(
+            stage, model, tokenizer, {"sft_step": sft_step},
+            name="rl", folder=folder, steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
+            step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
-            batches=batches,
-            metrics=metrics,
-            meta={"model": model.to_dict(), "tokenizer": tokenizer.fingerprint, "sft_step": sft_step},
-            evaluate=evaluate,
-            eval_every=stage.eval_every,
-            save_every=stage.save_every,
-            keep=stage.keep,
-            log_every=stage.log_every,
-            flops_per_token=flops_per_token(model),
         ),
-        init_train_state(model, optimizer, params),
-    )
-    records = metrics.read("rl")
-    figures = first_and_last(records, ["reward_heldout", "reward_greedy", "pass_at_k"])
+        state,
+    )  # fmt: skip
+    figures = first_and_last(metrics, "rl", ["reward_heldout", "reward_greedy", "pass_at_k"])
+    records = distributed.from_first(lambda: metrics.read("rl"))
     collapsed = [r["collapsed"] for r in records if "collapsed" in r]
     return figures | {
         "task": stage.task,

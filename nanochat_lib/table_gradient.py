@@ -57,6 +57,6 @@ def table_gradients(
 
 
 def scatter_add(ids: jax.Array, rows: jax.Array, num_rows: int) -> jax.Array:
-    """One table by XLA's scatter. On a CPU it took a fifth of the time of sorting and summing the sorted rows."""
+    """One table by XLA's scatter. On a CPU it took a third or less of the time of a sort and sorted sum."""
     zeros = jnp.zeros((num_rows, rows.shape[1]), jnp.float32)
     return zeros.at[ids].add(rows.astype(jnp.float32), mode="drop", wrap_negative_indices=False)

@@ -56,6 +56,7 @@ def init_train_state(
 
     make = partial(_fresh_state, config, optimizer, masters)
     if mesh is not None:
+        source = jax.device_get(source) if isinstance(source, Mapping) else source  # it may be bound to one device
         return jax.jit(make, out_shardings=state_sharding(mesh, jax.eval_shape(make, source)))(source)
     state = make(source)
     # Parameters bound to one device (loaded ones are) bind the step's outputs; a state that starts out unbound would

@@ -1,76 +1,55 @@
 """The loop every training stage shares: batches in, one compiled step each, metrics, evaluations, checkpoints, resume.
 
 What differs between pretraining, SFT and RL comes in as functions: the source of batches, the schedule, the evaluation.
+With several processes all of them run this loop and decide alike; process 0 alone prints and writes the metrics.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from nanochat_lib import checkpoint
+from nanochat_lib import checkpoint, distributed, loader
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
+from nanochat_lib.metrics import MetricsLog
+from nanochat_lib.presets import PretrainConfig, RLConfig, RunConfig, SFTConfig, to_dict
 from nanochat_lib.progress import Progress
+from nanochat_lib.runtime import Preempted, check_preempted, watching_for_preemption
 from nanochat_lib.schedules import Hyper
-from nanochat_lib.storage import TEMPORARY, atomic_write_text
+from nanochat_lib.sharding import global_batch, make_mesh
+from nanochat_lib.sizing import GPTConfig, flops_per_token
+from nanochat_lib.storage import TEMPORARY
+from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
-
-
-class MetricsLog:
-    """`metrics.jsonl`: one object a line, appended; the file a run's curves are drawn from."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
-
-    def append(self, **values: object) -> None:
-        line = json.dumps({name: plain(value) for name, value in values.items()})
-        with open(self.path, "a", encoding="utf-8") as out:
-            out.write(line + "\n")
-
-    def read(self, stage: str | None = None) -> list[dict]:
-        """All records (of one stage). A last line that a kill cut short is left out."""
-        records = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    records.append(json.loads(line))
-                except json.JSONDecodeError:
-                    continue
-        return [r for r in records if stage is None or r.get("stage") == stage]
-
-    def rewind(self, stage: str, step: int) -> None:
-        """Forgets what `stage` logged after `step`: a resumed run logs those steps again."""
-        records = self.read()
-        kept = [r for r in records if r.get("stage") != stage or r.get("step", 0) <= step]
-        if len(kept) < len(records) or self.path.exists():
-            atomic_write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
-
-
-def plain(value: object) -> object:
-    """A JSON value: numpy scalars become Python's, non-finite numbers become null."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass
 class StepBatch:
-    """What one optimiser step needs: arrays of shape (A, B, T), and where the stream stands after it."""
+    """What one optimiser step needs: this process's rows, (A, b, T), and where its stream stands after them."""
 
     arrays: dict[str, np.ndarray]
     epoch: int = 1
     loader_state: Callable[[], dict] = dict  # where the stream stands after this batch; asked for when it is saved
     progress: float = 0.0  # share of the data consumed, for schedules that follow it
     log: dict = field(default_factory=dict)  # extra figures for the metrics line
+
+
+def to_step(group: list[loader.Batch]) -> StepBatch:
+    """A loader batches of (b, T) as one step's arrays (A, b, T)."""
+    last = group[-1]
+    arrays = {name: np.stack([getattr(batch, name) for batch in group]) for name in ("inputs", "targets")}
+    return StepBatch(arrays, last.epoch, lambda: last.state, last.progress)
 
 
 @dataclass
@@ -85,6 +64,8 @@ class Stage:
     batches: Callable[[dict | None, Callable[[], TrainState]], Iterator[StepBatch]]  # from a loader state
     metrics: MetricsLog
     meta: dict  # goes into every checkpoint: model configuration, tokenizer fingerprint, …
+    mesh: Mesh | None = None  # None: one device, which takes the batches as they are
+    rows: int | None = None  # B of a micro-batch over all devices, when it is known beforehand
     evaluate: Callable[[int, TrainState], dict] | None = None
     eval_every: int = -1
     save_every: int = -1
@@ -93,22 +74,64 @@ class Stage:
     flops_per_token: int = 0
     bytes_per_token: float = 0.0  # turns the training loss into bits per byte for the progress line
 
+    @classmethod
+    def of(
+        cls, settings: PretrainConfig | SFTConfig | RLConfig, model: GPTConfig, tokenizer: Tokenizer, meta: dict,
+        **parts: Any,
+    ) -> Stage:  # fmt: skip
+        """A stage with the cadence of its settings, for a model and a tokenizer that every checkpoint names."""
+        cadence = {name: getattr(settings, name) for name in ("eval_every", "save_every", "keep", "log_every")}
+        meta = {"model": model.to_dict(), "tokenizer": tokenizer.fingerprint} | meta
+        return cls(meta=meta, flops_per_token=flops_per_token(model), **cadence, **parts)
+
+    def due(self, every: int, done: int) -> bool:
+        """Whether something that happens every so many steps, and at the end, happens after `done` of them."""
+        return done == self.steps or (every > 0 and done % every == 0)
+
+
+def open_mesh(config: RunConfig, tokenizer: Tokenizer, **hashes: str) -> Mesh | None:
+    """Starts the processes, compares what they are about to run, and returns their devices' mesh (None: one device).
+
+    `hashes` are compared too. Raises UserError when JAX does not find the kind of device that the run is for.
+    """
+    distributed.start()
+    distributed.check_platform(config.target.kind)
+    mesh = make_mesh(config.compute.fsdp)
+    distributed.agree(config=distributed.text_hash(to_dict(config)), tokenizer=tokenizer.fingerprint, **hashes)
+    return mesh if mesh.size > 1 else None
+
+
+def on_devices(mesh: Mesh | None, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple]:
+    """Evaluation batches (inputs, targets) of this process's rows, each as arrays over all devices."""
+    for inputs, targets in batches:
+        yield (inputs, targets) if mesh is None else tuple(global_batch(mesh, {"i": inputs, "t": targets}).values())
+
+
+def prepare_folder(folder: Path) -> None:
+    """Makes the stage's folder, the same for all processes, and clears what a killed save left."""
+    distributed.shared_folder(folder)
+    if distributed.first():
+        for leftover in folder.glob(f"*{TEMPORARY}*"):  # the run's folder is ours alone
+            shutil.rmtree(leftover, ignore_errors=True)
+
 
 def resume(stage: Stage, like: TrainState) -> tuple[TrainState, dict] | None:
     """(state, meta) of the newest valid checkpoint of this stage, or None. Invalid ones are named and left alone."""
-    step, problems = checkpoint.latest(stage.folder)
+    step, problems = distributed.from_first(lambda: checkpoint.latest(stage.folder))
     for problem in problems:
-        print(f"{stage.name}: checkpoint left alone: {problem}")
+        distributed.say(f"{stage.name}: checkpoint left alone: {problem}")
     if step is None:
         return None
-    state, meta = checkpoint.load(stage.folder, step, like)
+    state, meta = checkpoint.load(stage.folder, step, like, verify=False)
     for name, value in stage.meta.items():
-        if meta.get(name) != value:
+        if isinstance(value, dict):
+            checkpoint.check_config(meta, value, name)
+        elif meta.get(name) != value:
             raise UserError(
                 f"{stage.folder}: checkpoint {step} has {name} {meta.get(name)!r}, this run has {value!r}; "
                 "use another run folder"
             )
-    print(f"{stage.name}: continuing from step {step}")
+    distributed.say(f"{stage.name}: continuing from step {step}")
     return state, meta
 
 
@@ -117,16 +140,20 @@ def train(stage: Stage, state: TrainState) -> TrainState:
 
     Evaluations happen before step 0, every `eval_every` steps and at the end; checkpoints every `save_every` steps and
     at the end. A loss that is not finite stops the run with a UserError; the checkpoints written before it stay.
+    SIGTERM saves and raises Preempted. All processes call this together, with states laid out on the same mesh.
     """
-    stage.folder.mkdir(parents=True, exist_ok=True)
-    for leftover in stage.folder.glob(f"*{TEMPORARY}*"):  # of a killed save; the run's folder is ours alone
-        shutil.rmtree(leftover, ignore_errors=True)
+    with distributed.together(), watching_for_preemption():
+        return _train(stage, state)
+
+
+def _train(stage: Stage, state: TrainState) -> TrainState:
+    prepare_folder(stage.folder)
     found = resume(stage, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
     if found:
         state, meta = found
-        loader_state, start = meta["loader"], meta["step"]
-        seconds, tokens = meta["seconds"], meta["tokens"]
+        start, seconds, tokens = meta["step"], meta["seconds"], meta["tokens"]
+        loader_state = own_stream(stage, meta["processes"])
     stage.metrics.rewind(stage.name, start if found else -1)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
@@ -134,21 +161,27 @@ def train(stage: Stage, state: TrainState) -> TrainState:
     devices = len(jax.tree.leaves(state)[0].sharding.device_set)
     window_tokens, window_seconds = 0, 0.0
     try:
-        with Progress(stage.steps, stage.name, start=start) as bar:
-            if not found:
-                evaluate(stage, 0, holder[0])
+        with show_progress(stage, start) as bar:
+            if not found or evaluation_missing(stage, start):
+                try:
+                    evaluate(stage, start, holder[0])
+                except Preempted:
+                    raise Preempted(
+                        f"{stage.name}: stopped by SIGTERM; the same command goes on from step {start}"
+                    ) from None
             for step in range(start, stage.steps):
                 clock = time.perf_counter()
                 batch = next(batches)
                 hyper = stage.hyper(step, batch)
-                arrays = {name: np.float32(getattr(hyper, name)) for name in ("lr", "momentum", "weight_decay")}
-                holder[0], out = stage.step_fn(holder[0], batch.arrays, arrays)
+                scalars = {name: np.float32(getattr(hyper, name)) for name in ("lr", "momentum", "weight_decay")}
+                arrays = batch.arrays if stage.mesh is None else global_batch(stage.mesh, batch.arrays, stage.rows)
+                count = arrays["targets"].size
+                holder[0], out = stage.step_fn(holder[0], arrays, scalars)
                 out = {name: value.item() for name, value in jax.device_get(out).items()}
                 check_finite(stage, step, out)
                 took = time.perf_counter() - clock
                 done = step + 1
                 seconds += took
-                count = int(batch.arrays["targets"].size)
                 tokens += count
                 if step > start + 1:  # the first steps compile
                     window_tokens, window_seconds = window_tokens + count, window_seconds + took
@@ -164,23 +197,47 @@ def train(stage: Stage, state: TrainState) -> TrainState:
                     stage.metrics.append(**record)
                     if done % (10 * max(stage.log_every, 1)) == 0:
                         window_tokens, window_seconds = 0, 0.0
-                bar.update(1, **shown(stage, record, batch))
-                last = done == stage.steps
-                if last or (stage.eval_every > 0 and done % stage.eval_every == 0):
-                    evaluate(stage, done, holder[0])
-                if last or (stage.save_every > 0 and done % stage.save_every == 0):
-                    meta = stage.meta | {
-                        "step": done,
-                        "loader": batch.loader_state(),
-                        "seconds": seconds,
-                        "tokens": tokens,
-                    }
-                    checkpoint.save(stage.folder, done, holder[0], meta, keep=stage.keep)
+                if bar:
+                    bar.update(1, **shown(stage, record, batch))
+                totals = {"step": done, "seconds": seconds, "tokens": tokens}
+                try:
+                    check_preempted()
+                    if stage.due(stage.eval_every, done):
+                        evaluate(stage, done, holder[0])
+                except Preempted:
+                    save(stage, holder[0], totals, batch)
+                    raise Preempted(
+                        f"{stage.name}: stopped by SIGTERM after step {done}, which is saved; "
+                        "the same command goes on from there"
+                    ) from None
+                if stage.due(stage.save_every, done):
+                    save(stage, holder[0], totals, batch)
     finally:
         close = getattr(batches, "close", None)
         if close:
             close()
     return holder[0]
+
+
+def own_stream(stage: Stage, saved: list[dict]) -> dict:
+    """Where this process's stream goes on, from what each process had saved."""
+    state, skipped = loader.share_states(saved, distributed.index(), distributed.count())
+    if len(saved) != distributed.count():
+        distributed.say(
+            f"{stage.name}: {distributed.count()} processes go on where {len(saved)} stopped; the data are dealt out "
+            f"anew, {skipped} items that some of them had not reached are left out"
+        )
+    return state
+
+
+def save(stage: Stage, state: TrainState, totals: dict, batch: StepBatch) -> None:
+    """Writes a checkpoint: the state, the figures so far, and where each process's stream stands."""
+    checkpoint.save(stage.folder, totals["step"], state, stage.meta | totals, batch.loader_state(), keep=stage.keep)
+
+
+def show_progress(stage: Stage, start: int) -> contextlib.AbstractContextManager[Progress | None]:
+    """The progress bar, in process 0."""
+    return Progress(stage.steps, stage.name, start=start) if distributed.first() else contextlib.nullcontext()
 
 
 def shown(stage: Stage, record: dict, batch: StepBatch) -> dict:
@@ -202,11 +259,19 @@ def evaluate(stage: Stage, step: int, state: TrainState) -> None:
         stage.metrics.append(stage=stage.name, step=step, event="eval", **figures)
 
 
+def evaluation_missing(stage: Stage, step: int) -> bool:
+    """Whether the evaluation that belongs to the checkpoint of `step` never happened: a preemption left no time."""
+    if not stage.evaluate or not stage.due(stage.eval_every, step):
+        return False
+    records = distributed.from_first(lambda: stage.metrics.read(stage.name))
+    return not any(r.get("event") == "eval" and r["step"] == step for r in records)
+
+
 def check_finite(stage: Stage, step: int, out: dict) -> None:
     """Stops the run as soon as loss or gradient is not a number."""
     for name in ("loss", "grad_norm"):
         if not math.isfinite(out[name]):
-            kept, _ = checkpoint.latest(stage.folder)
+            kept, _ = distributed.from_first(lambda: checkpoint.latest(stage.folder))
             saved = f"the last good checkpoint is step {kept}" if kept is not None else "there is no checkpoint yet"
             raise UserError(
                 f"{stage.name}: {name} is {out[name]} at step {step + 1}; {saved} in {stage.folder}. "

@@ -78,7 +78,8 @@ def test_help_lists_every_command(capsys) -> None:
     for name, (_, _, about, _) in COMMANDS.items():
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
-        "run", "presets", "doctor", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "report", "course",
+        "run", "presets", "doctor", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "report", "convert",
+        "course",
     ]  # fmt: skip
 
 

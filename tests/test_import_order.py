@@ -11,16 +11,18 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress hardware sizing run_config settings presets schedules doctor storage
+    errors progress launch rendezvous runtime distributed hardware sizing run_config settings presets schedules doctor
+    storage
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
-    compute kernels table_gradient attention layers kv_cache losses gpt
-    sharding collectives muon optim train_step
-    checkpoint trainer
+    compute kernels table_gradient attention fp8 layers kv_cache losses gpt
+    sharding collectives muon optim train_step plan
+    checkpoint metrics trainer
+    twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve
-    report course pipeline capstone cli __main__
+    report course pipeline convert capstone cli __main__
 """.split()
 
 HEAVY = {
@@ -108,15 +110,27 @@ def test_starting_loads_nothing_heavy(name: str) -> None:
     assert not HEAVY & set(loaded)
 
 
+def test_only_the_twin_and_the_converter_know_torch() -> None:
+    users = set()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            users |= {place(path) for name in names if name.split(".")[0] == "torch"}
+    assert users == {"twin", "twin_optim", "upstream"}
+
+
 def test_exports_are_lazy_and_the_documented_ones() -> None:
     code = (
         "import sys, nanochat_lib\n"
         "names = ['GPTConfig', 'GPT', 'Tokenizer', 'render_conversation', 'attention', 'muon', 'make_optimizer',"
         " 'make_train_step', 'Engine']\n"
         "assert set(names) <= set(dir(nanochat_lib)) and set(names) <= set(nanochat_lib.__all__)\n"
-        "assert 'jax' not in sys.modules\n"
+        "assert 'upstream' in dir(nanochat_lib) and 'jax' not in sys.modules and 'torch' not in sys.modules\n"
         "assert nanochat_lib.GPTConfig(n_layer=2).n_layer == 2 and 'jax' not in sys.modules\n"
         "for name in names: assert callable(getattr(nanochat_lib, name)), name\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert callable(nanochat_lib.upstream.load) and callable(nanochat_lib.upstream.save)\n"
         "try: nanochat_lib.nosuch\n"
         "except AttributeError as e: assert 'nosuch' in str(e)\n"
         "else: raise SystemExit('no error')\n"

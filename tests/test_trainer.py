@@ -8,11 +8,12 @@ import pytest
 
 from nanochat_lib import checkpoint, loader, optim, schedules
 from nanochat_lib.errors import UserError
+from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.presets import CPU_OPTIM
 from nanochat_lib.pretrain import step_batches
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.train_step import init_train_state, make_train_step
-from nanochat_lib.trainer import MetricsLog, Stage, StepBatch, plain, train
+from nanochat_lib.trainer import Stage, StepBatch, train
 
 MODEL = GPTConfig(sequence_len=16, vocab_size=64, n_layer=1, n_head=1, n_kv_head=1, n_embd=32, window_pattern="L")
 OPTIMIZER = optim.make_optimizer(MODEL, CPU_OPTIM, "float32")

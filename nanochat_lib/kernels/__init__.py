@@ -1,1 +1,3 @@
-"""Pallas kernels: what XLA alone does slowly on an accelerator. Each module holds one kernel and what it costs."""
+"""Kernels, one file each: the inner loops of attention, which share the contract of `nanochat_lib.attention`, and the
+sum by segments of embedding gradients.
+"""

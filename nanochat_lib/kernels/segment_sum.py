@@ -25,13 +25,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 TILE = 256  # segments of a tile: each row costs 2·TILE·C FLOPs, on a v5e or v6e no more time than its bytes
 CHUNK = 512  # rows of a chunk
-ROW_BYTES = 3072  # of a row, at a time; with TILE and CHUNK about 8 MiB of VMEM, of the 16 MiB a kernel gets unasked
+ROW_BYTES = 3072  # of a row, at a time; with TILE and CHUNK some 7 MiB of the 16 MiB of VMEM a kernel gets unasked
 
 
 class Plan(NamedTuple):
     """What the kernel must know about the ids, shared by all arrays whose rows belong to them. All int32."""
 
-    order: jax.Array  # (M,) positions sorted by id, M = N rounded up to chunks; the padding repeats the last one
+    order: jax.Array  # (M,) positions sorted by id, M = N rounded up to chunks; padded with position 0
     ids: jax.Array  # (1, M) their ids; one past the last tile for rows that count nowhere
     tile: jax.Array  # (S,) tile of each step, never falling, every tile at least once
     chunk: jax.Array  # (S,) chunk of each step, never falling
@@ -51,7 +51,7 @@ def plan(ids: jax.Array, num_segments: int, *, tile: int = TILE, chunk: int = CH
     # The position as second key makes the order stable, and the sorted ids come with it.
     ids, order = jax.lax.sort((ids, jnp.arange(n, dtype=jnp.int32)), num_keys=2, is_stable=False)
     padding = (0, chunks * chunk - n)
-    order = jnp.pad(order, padding, mode="edge")
+    order = jnp.pad(order, padding)
     ids = jnp.pad(ids, padding, constant_values=nowhere)
 
     bounds = jnp.searchsorted(ids, jnp.arange(tiles + 1, dtype=jnp.int32) * tile, method="compare_all")

@@ -127,7 +127,10 @@ def collectives(module: Module) -> dict[str, tuple[int, int]]:
     return {kind: (count[kind], size[kind]) for kind in count}
 
 
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota"}
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "iota", "while",
+    "call", "conditional",
+}  # fmt: skip
 
 
 def hbm_bytes(module: Module, computation: str, instruction: Instruction) -> int:

@@ -50,7 +50,9 @@ def seconds(config: RunConfig, chip: Chip, bytes_per_value: int) -> dict[str, fl
     tokens = config.pretrain.device_rows * model.sequence_len
     micro = max(config.horizon().batch_tokens // (devices * tokens), 1)
     kept = KEPT_PER_LAYER * model.n_embd * model.n_layer * bytes_per_value
-    traffic = micro * (3 * dense * bytes_per_value + 8 * dense / fsdp + 2 * tokens * kept) + 5 * 4 * groups["total"] / devices
+    traffic = (
+        micro * (3 * dense * bytes_per_value + 8 * dense / fsdp + 2 * tokens * kept) + 5 * 4 * groups["total"] / devices
+    )
     return {"products": product_seconds(config, chip), "memory": traffic / chip.bandwidth if chip.bandwidth else 0.0}
 
 

@@ -48,7 +48,7 @@ def findings(config: RunConfig) -> dict:
     else:
         devices = jax.devices()[: target.devices]
     mesh = sharding.make_mesh(config.compute.fsdp, devices) if len(devices) > 1 else None
-    plan = step_plan(config, mesh, target.kind, target.chip)
+    plan = step_plan(config, mesh, target.kind, devices[0].device_kind)
     start = time.perf_counter()
     lowered = plan.lower()
     found = {"lower_seconds": time.perf_counter() - start, "micro_batches": plan.micro_batches, "rows": plan.rows}
@@ -66,7 +66,7 @@ def findings(config: RunConfig) -> dict:
 
 def exhausted(message: str) -> dict:
     """What the compiler says about a program that does not fit."""
-    sizes = {name: size for name, size in re.findall(r"(Used|of) ([\d.]+[KMGT])", message)}
+    sizes = dict(re.findall(r"(Used|of) ([\d.]+[KMGT])", message))
     buffers = re.findall(r"Size: ([\d.]+[KMGT])\s+(?:Operator: op_name=\"([^\"]*)\"\s+)?Shape: (\S+)", message)
     return {
         "fits": False,

@@ -1,0 +1,106 @@
+"""How many processes a run has and how they find each other, decided from options and environment alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nanochat_lib.errors import UserError
+
+PORT = 8476  # JAX's own default, 8482, is not among the ports that clouds open between TPU workers
+TIMEOUT = 120.0  # seconds to wait for all processes
+
+
+@dataclass(frozen=True)
+class Options:
+    """How processes find each other; None: the environment variable of that name, else found out or the default."""
+
+    coordinator: str | None = None  # NANOCHAT_COORDINATOR: host or host:port of process 0
+    processes: int | None = None  # NANOCHAT_PROCESSES
+    process_id: int | None = None  # NANOCHAT_PROCESS_ID, from 0
+    port: int | None = None  # NANOCHAT_COORDINATOR_PORT
+    timeout: float | None = None  # NANOCHAT_COORDINATOR_TIMEOUT, seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `start` is going to do. kind: "alone"; "given" (address, count and index are known); "cluster" (JAX knows
+    this kind of cluster and finds the others); "ask" (a TPU machine, which may be one of several)."""
+
+    kind: str
+    timeout: float = TIMEOUT
+    port: int | None = None
+    address: str = ""
+    count: int = 1
+    index: int = 0
+
+
+def decide(options: Options, env: Mapping[str, str], tpu: bool) -> Plan:
+    """What to start, from options and environment alone; `tpu`: this machine has TPU chips that JAX may use.
+
+    Raises UserError for settings that are incomplete or out of range.
+    """
+    coordinator = options.coordinator or env.get("NANOCHAT_COORDINATOR")
+    count = _number(options.processes, env, "NANOCHAT_PROCESSES", 1)
+    index = _number(options.process_id, env, "NANOCHAT_PROCESS_ID", 0)
+    port = _number(options.port, env, "NANOCHAT_COORDINATOR_PORT", 1)
+    timeout = float(_number(options.timeout, env, "NANOCHAT_COORDINATOR_TIMEOUT", 1) or TIMEOUT)
+    if count == 1:
+        return Plan("alone")
+    given = {"NANOCHAT_COORDINATOR": coordinator, "NANOCHAT_PROCESSES": count, "NANOCHAT_PROCESS_ID": index}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) < len(given):
+        if missing:
+            raise UserError(f"several processes need {', '.join(given)}; set {' and '.join(missing)} too")
+        if index >= count:
+            raise UserError(f"NANOCHAT_PROCESS_ID is {index}, must be from 0 to {count - 1} (NANOCHAT_PROCESSES - 1)")
+        return Plan("given", timeout, port, _address(coordinator, port), count, index)
+    return Plan(_surroundings(env, tpu), timeout, port)
+
+
+def _number(option: float | None, env: Mapping[str, str], name: str, least: int) -> int | None:
+    value = env.get(name) if option is None else option
+    if value is None or value == "":
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        raise UserError(f"{name} is {value!r}, must be a whole number of at least {least}") from None
+    if number < least:
+        raise UserError(f"{name} is {number}, must be at least {least}")
+    return number
+
+
+def _address(coordinator: str, port: int | None) -> str:
+    """host:port; a port within `coordinator` wins, an IPv6 host stands in brackets."""
+    host, colon, tail = coordinator.rpartition(":")
+    if not colon or coordinator.endswith("]"):
+        return f"{coordinator}:{port or PORT}"
+    if not tail.isdigit() or not 0 < int(tail) < 2**16:
+        raise UserError(f"NANOCHAT_COORDINATOR is {coordinator!r}, must be host or host:port ([…]:port for IPv6)")
+    return f"{host}:{tail}"
+
+
+def _surroundings(env: Mapping[str, str], tpu: bool) -> str:
+    """The kind of plan when the user has said nothing: several processes only where a cluster says so."""
+    slurm = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+    if all(name in env for name in slurm) and env["SLURM_NTASKS"] != "1":
+        return "cluster"
+    if "OMPI_MCA_orte_hnp_uri" in env and env.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+        return "cluster"
+    if "JAX_COORDINATOR_ADDRESS" in env or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env.keys():
+        return "cluster"
+    if not tpu:
+        return "alone"
+    workers = env.get("TPU_PROCESS_ADDRESSES") or env.get("TPU_WORKER_HOSTNAMES")
+    if "," in (workers or "") or env.get("MEGASCALE_NUM_SLICES", "1") != "1":
+        return "cluster"
+    # A TPU VM keeps the list of its workers in its metadata server, which JAX asks.
+    return "alone" if workers or "TPU_SKIP_MDS_QUERY" in env else "ask"
+
+
+def tpu_chips(env: Mapping[str, str]) -> bool:
+    """Whether this machine has TPU chips and JAX is not told to leave them alone."""
+    wanted = env.get("JAX_PLATFORMS", "tpu").split(",")
+    return "tpu" in wanted and any(any(Path("/dev").glob(chips)) for chips in ("accel[0-9]*", "vfio/[0-9]*"))

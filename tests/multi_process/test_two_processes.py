@@ -1,0 +1,160 @@
+"""Two real processes on this machine: they train as one, survive being killed, stop together, and never hang."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tiny_run
+from tiny_run import MICRO, ROWS, STEPS, Runs
+
+from nanochat_lib import checkpoint
+
+ROOT = Path(checkpoint.__file__).parents[1]
+LIMIT = 300  # seconds in which everything has ended, on the busiest machine
+
+
+class Pair:
+    """Two processes of two devices each, started with the same commands."""
+
+    def __init__(self, folder, *commands):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        self.outputs = [folder / f"output-{len(list(folder.glob('output-*')))}-{i}" for i in range(2)]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", tiny_run.__file__, str(folder), *commands],
+                env=os.environ | {
+                    "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "NANOCHAT_PROCESSES": "2",
+                    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+                    "NANOCHAT_COORDINATOR": f"127.0.0.1:{port}", "NANOCHAT_PROCESS_ID": str(i),
+                },
+                stdout=open(output, "w"), stderr=subprocess.STDOUT,
+            )
+            for i, output in enumerate(self.outputs)
+        ]  # fmt: skip
+
+    def wait(self):
+        """Exit codes, when both have ended."""
+        try:
+            return [process.wait(LIMIT) for process in self.processes]
+        finally:
+            self.kill()
+
+    def kill(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def text(self, i):
+        return self.outputs[i].read_text()
+
+    def said(self):
+        """{command: what each process printed for it}."""
+        lines = [[json.loads(x) for x in self.text(i).splitlines() if x.startswith('{"command"')] for i in range(2)]
+        return {one["command"]: (one, other) for one, other in zip(*lines, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The folder of a run that both processes were killed in with -9, one step after they had saved step 3."""
+    folder = tmp_path_factory.mktemp("two")
+    pair = Pair(folder, "preempted", "train until killed")
+    try:
+        end = time.time() + LIMIT
+        while len(list(folder.glob("waiting-*"))) < 2 and time.time() < end:
+            assert all(process.poll() is None for process in pair.processes), pair.text(0) + pair.text(1)
+            time.sleep(0.1)
+    finally:
+        pair.kill()
+    assert [process.returncode for process in pair.processes] == [-signal.SIGKILL] * 2
+    return folder, pair
+
+
+@pytest.fixture(scope="module")
+def second(killed):
+    """The next start of both: they go on, train another run from the beginning, and end when one of them fails."""
+    pair = Pair(killed[0], "resume", "train", "own folder", "fail alone")
+    return pair, pair.wait()
+
+
+def records(folder, run):
+    return [r for r in Runs.metrics(folder / run).read() if "loss" in r]
+
+
+def test_the_killed_run_ends_bit_equal_to_one_that_was_not_killed(killed, second):
+    pair, _ = second
+    said = pair.said()
+    assert "pretrain: continuing from step 3" in pair.text(0) and "continuing" not in pair.text(1)
+    assert said["resume"][0]["devices"] == 4
+    assert len({one["state"] for name in ("resume", "train") for one in said[name]}) == 1
+    losses = [[(r["step"], r["loss"]) for r in records(killed[0], run)] for run in ("killed", "whole")]
+    assert losses[0] == losses[1] and [step for step, _ in losses[0]] == list(range(1, STEPS + 1))
+
+
+def test_every_step_trained_the_planned_tokens(killed, second):
+    assert [r["tokens"] for r in records(killed[0], "whole")] == [n * MICRO * ROWS * 16 for n in range(1, STEPS + 1)]
+
+
+def test_evaluation_gives_one_process_s_number(killed, second):
+    runs = Runs(jax.devices()[:1])
+    found = [r for r in Runs.metrics(killed[0] / "whole").read() if r.get("event") == "eval"]
+    assert [r["step"] for r in found] == [0, 3, 6]
+    assert found[0]["bpb"] == pytest.approx(runs.evaluate(0, runs.state())["bpb"], rel=1e-6)
+
+
+def test_one_process_reads_what_two_wrote(killed, second):
+    pair, _ = second
+    state, meta = checkpoint.load(killed[0] / "whole" / "base", like=Runs(jax.devices()[:1]).state())
+    assert tiny_run.digest(state) == pair.said()["train"][0]["state"]
+    assert [own["rank"] for own in meta["processes"]] == [0, 1] and int(state.step) == meta["step"] == STEPS
+    restored = checkpoint.load(killed[0] / "whole" / "base")[0]
+    assert all(isinstance(leaf, jax.Array) and len(leaf.devices()) == 1 for leaf in restored.values())
+
+
+def test_one_process_goes_on_where_two_stopped(killed, second, capsys):
+    runs = Runs(jax.devices()[:1])
+    runs.train(killed[0] / "whole", STEPS + 2)
+    said = capsys.readouterr().out
+    assert "1 processes go on where 2 stopped" in said and f"continuing from step {STEPS}" in said
+    losses = [r["loss"] for r in records(killed[0], "whole")]
+    assert len(losses) == STEPS + 2 and np.isfinite(losses).all()
+
+
+def test_folders_that_are_not_shared_are_refused(second):
+    for one in second[0].said()["own folder"]:
+        assert "own-1" in one["message"] and "is not the folder of process 0" in one["message"]
+
+
+def test_one_that_fails_alone_does_not_leave_the_other_waiting(second):
+    pair, codes = second  # without a hard end both would wait for each other for five minutes
+    assert codes[1] == 1 and codes[0] != 0
+    assert "the disk of process 1 is gone" in pair.text(1)
+
+
+def test_a_preemption_of_one_saves_the_same_step_in_both(killed):
+    folder, pair = killed
+    messages = [one["message"] for one in pair.said()["preempted"]]
+    base = folder / "preempted" / "base"
+    step = checkpoint.steps(base)[-1]
+    assert messages == [
+        f"pretrain: stopped by SIGTERM after step {step}, which is saved; the same command goes on from there"
+    ] * 2  # fmt: skip
+    meta = checkpoint.load_meta(base)
+    assert meta["step"] == step < 99 and {own["batches"] for own in meta["processes"]} == {step * MICRO}
+
+
+def test_a_start_with_different_settings_stops_both(tmp_path):
+    pair = Pair(tmp_path, "other settings")
+    assert pair.wait() == [1, 1]
+    for i in range(2):
+        assert "process 1 has another config (settings of 1) than process 0 (settings of 0)" in pair.text(i)

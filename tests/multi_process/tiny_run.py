@@ -1,0 +1,156 @@
+"""A run small enough to start many times: a model of two layers, 300 made-up documents, whatever devices are there.
+
+`python tiny_run.py FOLDER COMMAND…` is what tests start, as one process or several; a command prints a line of JSON.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from nanochat_lib import distributed, loader, sharding
+from nanochat_lib.errors import UserError
+from nanochat_lib.evaluate.bpb import bits_per_byte
+from nanochat_lib.metrics import MetricsLog
+from nanochat_lib.optim import make_optimizer
+from nanochat_lib.presets import CPU_OPTIM
+from nanochat_lib.pretrain import fixed_batches, step_batches
+from nanochat_lib.runtime import Preempted
+from nanochat_lib.schedules import base_schedule
+from nanochat_lib.sizing import GPTConfig
+from nanochat_lib.train_step import init_train_state, make_eval_step, make_train_step
+from nanochat_lib.trainer import Stage, on_devices, train
+
+MODEL = GPTConfig(sequence_len=16, vocab_size=64, n_layer=2, n_head=1, n_kv_head=1, n_embd=32, window_pattern="L")
+ROWS, MICRO, STEPS = 8, 2, 6  # rows of a micro-batch over all devices, micro-batches, steps
+TOKEN_BYTES = np.ones(64, np.int32)
+
+
+class Words:
+    """A corpus of 300 documents and a tokenizer of 64 ids, BOS = 63."""
+
+    fingerprint, bos_id = "words", 63
+
+    def num_documents(self, split):
+        return 300
+
+    def documents(self, split, start=0):
+        return (str(i) for i in range(start, 300))
+
+    def encode(self, texts, prepend=None):
+        return [[63, *np.random.default_rng(int(t)).integers(0, 63, 3 + int(t) % 9).tolist()] for t in texts]
+
+
+def real_step(mesh):
+    """(a fresh state, the training step), laid out on the mesh."""
+    optimizer = make_optimizer(MODEL, CPU_OPTIM, mesh=mesh)
+    state = init_train_state(MODEL, optimizer, jax.random.key(0), mesh=mesh)
+    return state, make_train_step(MODEL, optimizer, mesh=mesh)
+
+
+class Runs:
+    """The mesh over all devices, the compiled step, and runs of it."""
+
+    def __init__(self, devices=None):
+        mesh = sharding.make_mesh(2 if jax.device_count() > 1 else 1, devices)
+        self.mesh = mesh if mesh.size > 1 else None
+        _, self.step = real_step(self.mesh)
+        self.eval_step = make_eval_step(MODEL)
+        self.mine = sharding.own_rows(self.mesh, ROWS)
+        words = Words()
+        self.held_out = fixed_batches(words, words, "val", ROWS, 16, 2 * ROWS * 16, 20, self.mine)
+
+    def state(self):
+        return real_step(self.mesh)[0]
+
+    def evaluate(self, _step, state):
+        return {"bpb": bits_per_byte(self.eval_step, state.params, on_devices(self.mesh, self.held_out), TOKEN_BYTES)}
+
+    def train(self, folder, steps=STEPS, at=lambda step: None):
+        """Trains, or goes on, in `folder`; `at(step)` is called before the batch of each step is made."""
+        words = Words()
+        options = {"rank": distributed.index(), "world": distributed.count(), "fetch_docs": 7, "epochs": 9}
+
+        def batches(state, _present):
+            stream = loader.PretrainLoader(words, words, "train", len(self.mine), 16, 20, state=state, **options)
+            start = state["batches"] // MICRO if state else 0
+            for step, batch in enumerate(step_batches(stream, MICRO), start):
+                at(step)
+                yield batch
+
+        stage = Stage(
+            name="pretrain", folder=Path(folder) / "base", steps=steps, step_fn=self.step, batches=batches,
+            hyper=lambda step, _batch: base_schedule(step, 99, CPU_OPTIM), metrics=self.metrics(folder),
+            meta={"model": MODEL.to_dict(), "tokenizer": "words"}, mesh=self.mesh, rows=ROWS,
+            evaluate=self.evaluate, eval_every=3, save_every=3, log_every=1,
+        )  # fmt: skip
+        return train(stage, self.state())
+
+    @staticmethod
+    def metrics(folder):
+        return MetricsLog(Path(folder) / "metrics.jsonl")
+
+
+def digest(tree):
+    """A hash of every number of a tree, laid out in whatever way."""
+    whole = sharding.replicate({str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))})
+    return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in whole.values())).hexdigest()
+
+
+def wait_to_be_killed(folder):
+    def at(step):
+        if step == 4:  # one after the save
+            (Path(folder) / f"waiting-{distributed.index()}").touch()
+            time.sleep(600)
+
+    return at
+
+
+def fail_alone(step):
+    if step == 2 and distributed.index() == 1:
+        raise OSError("the disk of process 1 is gone")
+
+
+def terminate_the_last(step):
+    if step == 1 and distributed.index() == distributed.count() - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.3)  # the notice takes a second or two
+
+
+def main(folder, *commands):
+    folder = Path(folder)
+    distributed.start()
+    if commands[0] == "other settings":
+        distributed.agree(config=f"settings of {distributed.index()}")
+    runs = Runs()
+    for command in commands:
+        said = {"command": command, "process": distributed.index(), "devices": jax.device_count()}
+        if command == "train":
+            said["state"] = digest(runs.train(folder / "whole"))
+        elif command == "resume":
+            said["state"] = digest(runs.train(folder / "killed"))
+        elif command == "train until killed":
+            runs.train(folder / "killed", at=wait_to_be_killed(folder))
+        elif command == "preempted":
+            try:
+                runs.train(folder / "preempted", steps=99, at=terminate_the_last)
+            except Preempted as error:
+                said["message"] = str(error)
+        elif command == "own folder":
+            try:
+                runs.train(folder / f"own-{distributed.index()}")
+            except UserError as error:
+                said["message"] = str(error)
+        elif command == "fail alone":
+            runs.train(folder / "failed", at=fail_alone)
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
