@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from nanochat_lib.compiled import COLLECTIVES, MATMULS, Instruction, Module
 
 KERNEL = "attention kernel's own"  # what belongs to the kernel that neither side wrote
+OUTSIDE = "attention outside the kernel"
 KINDS = (
-    "matmul", "attention outside the kernel", "elementwise", "masks", "loss", "embedding gradients", "optimizer",
+    "matmul", OUTSIDE, "elementwise", "masks", "loss", "embedding gradients", "optimizer",
     "collectives",
 )  # fmt: skip
 # Instructions that are no work, or whose work is another one's.
@@ -31,9 +32,9 @@ class Cost:
         """Cycles without the attention kernel's own."""
         return sum(n for kind, n in self.cycles.items() if kind != KERNEL)
 
-    def add(self, module: Module, instruction: Instruction, times: int) -> None:
+    def add(self, module: Module, instruction: Instruction, times: int, in_loop: bool) -> None:
         if instruction.cycles is not None:
-            self.cycles[kind_of(module, instruction)] += times * instruction.cycles
+            self.cycles[kind_of(module, instruction, in_loop)] += times * instruction.cycles
         elif name := uncosted_name(module, instruction):
             self.uncosted[name] += times * instruction.bytes
 
@@ -57,15 +58,15 @@ def read(text: str) -> Program:
     program = Program(Cost(), Cost(), module.loops[body])
     inside = set()
     for run in module.runs(body):
-        program.micro.add(module, run.instruction, run.times)
+        program.micro.add(module, run.instruction, run.times, in_loop=True)
         inside.add(run.computation)
     for run in module.runs():
         if run.computation not in inside:
-            program.rest.add(module, run.instruction, run.times)
+            program.rest.add(module, run.instruction, run.times, in_loop=False)
     return program
 
 
-def kind_of(module: Module, instruction: Instruction) -> str:
+def kind_of(module: Module, instruction: Instruction, in_loop: bool) -> str:
     """One of KINDS, or KERNEL for what is wholly the attention kernel's: a fusion with anything else in it counts."""
     parts = [part for part in module.flat({"": instruction}) if part.opcode not in FREE]
     if named := [part.op_name for part in parts if part.op_name]:
@@ -87,7 +88,8 @@ def kind_of(module: Module, instruction: Instruction) -> str:
         return "masks"
     if products:
         return "matmul"
-    return "attention outside the kernel" if "attention" in scopes else "elementwise"
+    # What stands in no loop is a weight's copy or cast, named after its first reader.
+    return OUTSIDE if "attention" in scopes and in_loop else "elementwise"
 
 
 def uncosted_name(module: Module, instruction: Instruction) -> str | None:

@@ -15,6 +15,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # do not ask the network what TPU this machine is
+os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import jax
@@ -32,18 +34,18 @@ import jax.numpy as jnp
 import numpy as np
 import straightforward
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from step_costs import KERNEL, KINDS, Cost, Program, extrapolate, read
 
-from nanochat_lib import gpt, sharding
-from nanochat_lib.compute import Compute
+from nanochat_lib import sharding
+from nanochat_lib.attention import attention
 from nanochat_lib.hardware import CHIPS, TOPOLOGIES, Chip
 from nanochat_lib.kernels import segment_sum
 from nanochat_lib.optim import make_optimizer
+from nanochat_lib.plan import StepPlan, compute_for
 from nanochat_lib.presets import OptimConfig, preset
 from nanochat_lib.progress import format_seconds
 from nanochat_lib.sizing import GPTConfig
-from nanochat_lib.train_step import abstract_state, make_train_step
 
 EXAMPLE = "example: python scripts/bench/tpu_estimate.py --layers 2,4 --rows 2 --heads 12 --json estimate.json"
 SIDES = ("straightforward", "ours")
@@ -115,49 +117,43 @@ def setting_of(args: argparse.Namespace) -> Setting:
     return Setting(config, chip, devices, args.rows, batches, layers)
 
 
-def splash(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Array:
-    """JAX's attention kernel for TPUs on q, k, v (B, H, T, D), the same for both sides."""
-    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
-
-    length, block = q.shape[2], min(1024, q.shape[2])
-    mask = kernels.CausalMask((length, length))
-    if window < length - 1:
-        mask = kernels.LocalMask((length, length), (window, 0), 0)
-    blocks = kernels.BlockSizes(
-        block_q=block, block_kv=block, block_kv_compute=block // 2, block_q_dkv=block, block_kv_dkv=block,
-        block_kv_dkv_compute=block // 2, use_fused_bwd_kernel=True,
-    )  # fmt: skip
-    masks = kernels.MultiHeadMask([mask] * q.shape[1])
-    attend = kernels.make_splash_mha(masks, block_sizes=blocks, head_shards=1, q_seq_shards=1)
-    return jax.vmap(attend)(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, v)
+def our_plan(setting: Setting, config: GPTConfig) -> StepPlan:
+    """The step that a run of the preset would compile."""
+    mesh, rows = sharding.make_mesh(1, setting.devices), setting.rows
+    compute = compute_for(preset(PRESET).compute, config, "tpu", setting.devices[0].device_kind, rows)
+    optimizer = make_optimizer(config, OptimConfig(), jnp.dtype(compute.dtype), mesh=mesh)
+    return StepPlan(config, compute, optimizer, mesh, setting.batches, rows * mesh.size, "float32")
 
 
-def compile_straightforward(setting: Setting, config: GPTConfig) -> Any:
-    mesh = Mesh(setting.devices, "data")
-    optimizer = make_optimizer(config, OptimConfig(), jnp.bfloat16)
-    step = straightforward.make_step(config, optimizer, mesh, jnp.bfloat16, splash)
-    rows = setting.rows * setting.devices.size
-    return step.lower(*straightforward.abstract_arguments(config, optimizer, mesh, setting.batches, rows)).compile()
+def lower_straightforward(setting: Setting, config: GPTConfig) -> Any:
+    plan, mesh = our_plan(setting, config), Mesh(setting.devices, "data")
+    attend = lambda q, k, v, window: attention(q, k, v, window=window, backend=plan.compute.attention)  # noqa: E731
+    dtype = jnp.dtype(plan.compute.dtype)
+    optimizer = make_optimizer(config, OptimConfig(), dtype)
+    step = straightforward.make_step(config, optimizer, mesh, dtype, attend)
+    return step.lower(*straightforward.abstract_arguments(config, optimizer, mesh, plan.micro_batches, plan.rows))
 
 
-def compile_ours(setting: Setting, config: GPTConfig) -> Any:
-    gpt.attention = lambda q, k, v, *, window, backend: splash(q, k, v, window)
-    mesh = sharding.make_mesh(1, setting.devices)
-    optimizer = make_optimizer(config, OptimConfig(), jnp.bfloat16, mesh=mesh)
-    step = make_train_step(config, optimizer, mesh=mesh, compute=Compute("bfloat16", table_gradients="pallas"))
-    place = NamedSharding(mesh, sharding.batch_spec())
-    shape = (setting.batches, setting.rows * setting.devices.size, config.sequence_len)
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place) for name in ("inputs", "targets")}
-    hyper = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in ("lr", "momentum", "weight_decay")}
-    return step.jitted.lower(abstract_state(config, optimizer, mesh), batch, hyper).compile()
+def lower_ours(setting: Setting, config: GPTConfig) -> Any:
+    return our_plan(setting, config).lower()
 
 
-COMPILE: dict[str, Callable] = {"straightforward": compile_straightforward, "ours": compile_ours}
+LOWER: dict[str, Callable] = {"straightforward": lower_straightforward, "ours": lower_ours}
 
 
 def compiled(setting: Setting, side: str, depth: int, folder: Path | None) -> Program:
     with elapsed(f"{side}, {depth} layers"):
-        executable = COMPILE[side](setting, setting.at(depth))
+        lowered = LOWER[side](setting, setting.at(depth))
+        try:
+            executable = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            said = re.search(r"Used [\d.]+\w+ of [\d.]+\w+ hbm", str(error))
+            raise SystemExit(
+                f"tpu_estimate: {side}, {depth} layers do not fit a chip's memory{f' ({said[0]})' if said else ''}; "
+                "take fewer layers, rows or micro-batches"
+            ) from None
     text, sizes = executable.as_text(), executable.memory_analysis()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
