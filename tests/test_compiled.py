@@ -73,6 +73,14 @@ def test_a_convolution_is_a_product_summed_over_its_window_and_features(tpu):
     assert product.flops == 2 * 6144 * 4096 * 1536 * 4
 
 
+def test_a_dilated_window_is_a_batch():
+    text = TPU.replace(
+        "window={size=2}, dim_labels=0fb_0io->bf0", "window={size=2 stride=1 lhs_dilate=2}, dim_labels=0fb_0io->bf0"
+    )  # noqa: E501
+    (product,) = accounting.matmuls(Module(text))
+    assert (product.batch, product.k) == (2, 2048)
+
+
 def test_cycles_stand_under_their_kind_and_kernels_are_named_as_uncosted(tpu):
     found = accounting.estimated_cycles(tpu)
     assert found.by_kind == {"matmul": 4000, "optimizer": 50} and found.total == 4050

@@ -101,16 +101,23 @@ def contraction(instruction: Instruction, left: Array) -> int:
     if instruction.opcode == "dot":
         return math.prod(left.dims[axis] for axis in axes(instruction.attributes, "lhs_contracting_dims"))
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
-    window = re.search(r"window=\{size=([\dx]+)", instruction.attributes)
-    spatial = math.prod(int(n) for n in window[1].split("x")) if window else 1
-    return left.dims[labels[1].index("f")] * spatial if labels else 1
+    size, batched = window_of(instruction)
+    return left.dims[labels[1].index("f")] * (1 if batched else size) if labels else 1
+
+
+def window_of(instruction: Instruction) -> tuple[int, bool]:
+    """(size of a convolution's window, whether it stands for a batch: such a one is dilated so that each position of
+    the left operand meets its own of the right one)."""
+    found = re.search(r"window=\{size=([\dx]+)([^}]*)\}", instruction.attributes)
+    return (math.prod(int(n) for n in found[1].split("x")), "lhs_dilate" in found[2]) if found else (1, False)
 
 
 def batch_size(instruction: Instruction, left: Array) -> int:
     if instruction.opcode == "dot":
         return math.prod(left.dims[axis] for axis in axes(instruction.attributes, "lhs_batch_dims"))
     groups = re.search(r"(?:batch|feature)_group_count=(\d+)", instruction.attributes)
-    return int(groups[1]) if groups else 1
+    size, batched = window_of(instruction)
+    return size if batched else int(groups[1]) if groups else 1
 
 
 def collectives(module: Module) -> dict[str, tuple[int, int]]:
