@@ -76,7 +76,7 @@ def test_a_convolution_is_a_product_summed_over_its_window_and_features(tpu):
 def test_a_dilated_window_is_a_batch():
     text = TPU.replace(
         "window={size=2}, dim_labels=0fb_0io->bf0", "window={size=2 stride=1 lhs_dilate=2}, dim_labels=0fb_0io->bf0"
-    )  # noqa: E501
+    )
     (product,) = accounting.matmuls(Module(text))
     assert (product.batch, product.k) == (2, 2048)
 
