@@ -30,7 +30,7 @@ import numpy as np
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import find_chip
-from nanochat_lib.kernels.tiled import query_tile, tiled_attention
+from nanochat_lib.kernels.tiled import query_tile, tiled_attention, wide
 
 # What `choose_backend` can name; "splash" may be followed by a chip, as in "splash:v6e".
 BACKENDS = ("xla", "pallas", "splash", "cudnn", "reference", "pallas-interpret", "splash-interpret")
@@ -77,10 +77,10 @@ def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) 
     for float64 inputs.
     """
     b, h, tq, d = q.shape
-    kv_heads, exact = k.shape[1], jnp.promote_types(q.dtype, jnp.float32)
+    kv_heads = k.shape[1]
     q = q.reshape(b, kv_heads, h // kv_heads, tq, d)
     k, v = k[:, :, None], v[:, :, None]
-    scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=exact) * (1 / d**0.5)
+    scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=wide(q.dtype)) * (1 / d**0.5)
     scores = jnp.where(mask, scores, MASKED)
     # The largest score cancels in the quotient: no gradient flows through it.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))

@@ -27,7 +27,7 @@ from nanochat_lib.launch import Options, decide, tpu_chips
 from nanochat_lib.rendezvous import Watchdog, checklist
 from nanochat_lib.runtime import Preempted, start_alone, start_cluster, start_given
 
-GRACE = 2.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
+GRACE = 5.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,10 @@ def draw(seed: int, b: int, h: int, kv_heads: int, tq: int, tk: int, d: int, dty
 
 
 def with_gradients(f):
-    """(q, k, v, dy) → (y, dq, dk, dv), compiled as one function."""
+    """(q, k, v, dy) → (y, dq, dk, dv), compiled as one function; a dtype that changes by itself is an error."""
 
     @jax.jit
+    @jax.numpy_dtype_promotion("strict")
     def all_of_it(q, k, v, dy):
         y, pull = jax.vjp(f, q, k, v)
         return y, *pull(dy.astype(y.dtype))

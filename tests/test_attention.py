@@ -30,7 +30,7 @@ from nanochat_lib.kernels.cudnn import cudnn_attention
 
 # cuDNN needs its GPU; the same arguments without it show that they mean the right thing.
 RUNNABLE = {name: partial(attention, backend=name) for name in ("reference", "xla", "pallas-interpret")}
-RUNNABLE["cudnn's arguments"] = partial(cudnn_attention, implementation="xla")
+RUNNABLE["cudnn's arguments"] = jax.numpy_dtype_promotion("standard")(partial(cudnn_attention, implementation="xla"))
 SPLASH = partial(attention, backend="splash-interpret")
 
 

@@ -13,7 +13,15 @@ import pytest
 from nanochat_lib import loader
 from nanochat_lib.conversation import render_conversation
 from nanochat_lib.errors import UserError
-from nanochat_lib.loader import ChatLoader, PretrainLoader, check_enough, count_chat_steps, distinct_microbatches
+from nanochat_lib.loader import (
+    ChatLoader,
+    PretrainLoader,
+    check_enough,
+    count_chat_steps,
+    distinct_microbatches,
+    share_states,
+)
+from nanochat_lib.packing import decode_documents
 
 BOS = 256
 
@@ -268,6 +276,41 @@ def test_shares_add_up_to_the_whole(world, epochs):
         shares.append(share)
     assert sorted(sum(shares, [])) == sorted(train * epochs)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def numbers(state):
+    """Which of `texts` wait in a saved buffer."""
+    return [int(bytes(d.ids[1:6].tolist())) for d in decode_documents(state["buffer"], state["sequence_len"] + 1)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 5), (4, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_another_number_of_processes_shares_out_what_is_left(before, after, uneven):
+    """Every document is placed, waits, will be read, or is counted as left out; none twice (in one reading)."""
+    corpus, states = Documents(texts(200)), []
+    for rank in range(before):
+        with pretrain(corpus, 1, 10, rank=rank, world=before, epochs=1) as stream:
+            *_, last = islice(stream, 5 + 4 * rank * uneven)
+            states.append(json.loads(json.dumps(last.state)))
+    waiting = sorted(n for state in states for n in numbers(state))
+    read = {n for rank, state in enumerate(states) for n in range(rank, state["position"], before)}
+    shares = [share_states(states, rank, after) for rank in range(after)]
+    (skipped,) = {skipped for _, skipped in shares}
+    assert sorted(n for state, _ in shares for n in numbers(state)) == waiting
+    counts = [len(numbers(state)) for state, _ in shares]
+    assert before == after or max(counts) - min(counts) <= 1
+    coming = [n for state, _ in shares for n in range(state["position"], 200, after)]
+    assert len(coming) == len(set(coming)) and not read & set(coming)
+    assert 200 - len(read) - len(coming) == skipped
+    if before == after:
+        assert [state for state, _ in shares] == states and skipped == 0
+    for rank, (state, _) in enumerate(shares):
+        with pretrain(corpus, 1, 10, rank=rank, world=after, epochs=2, state=state | {"size": 200}) as stream:
+            assert next(stream).consumed >= 0
+
+
+def test_a_stage_without_a_stream_has_nothing_to_share():
+    assert share_states([{}, {}], 0, 1) == ({}, 0) and share_states([{}], 2, 3) == ({}, 0)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(7, 8), (0, 3)])

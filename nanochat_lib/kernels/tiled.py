@@ -44,9 +44,14 @@ def heads(x: jax.Array, group: int) -> jax.Array:
     return x.reshape(b, kv_heads, group, count // group, d)
 
 
+def wide(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """What scores and sums are computed in: float32, or float64 for float64 inputs."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b, summed in float32 (float64 for float64 inputs)."""
-    return jnp.matmul(a, b, preferred_element_type=jnp.promote_types(a.dtype, jnp.float32))
+    """a @ b, summed in the wide dtype."""
+    return jnp.matmul(a, b, preferred_element_type=wide(a.dtype))
 
 
 def transposed(x: jax.Array) -> jax.Array:
@@ -76,7 +81,7 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, window: int):
 
 def backward(window: int, saved, dy: jax.Array):
     q, k, v, y, lses = saved
-    scale, exact = q.shape[-1] ** -0.5, lses[0].dtype
+    scale, exact = q.shape[-1] ** -0.5, wide(q.dtype)
     delta = jnp.sum(dy.astype(exact) * y.astype(exact), axis=-1, keepdims=True)
     dq, dk, dv = [], jnp.zeros(k.shape, exact), jnp.zeros(v.shape, exact)
     for (queries, keys, mask), lse in zip(tiles(q, k, window), lses, strict=True):

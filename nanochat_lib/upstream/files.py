@@ -90,7 +90,7 @@ def read_meta(path: Path) -> tuple[dict, str]:
     meta = storage.read_json(path)
     if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
         raise UserError(f"{path} has no model_config: it is no meta file of nanochat")
-    return meta, path.read_text(encoding="utf-8")
+    return meta, path.read_bytes().decode("utf-8")  # line ends as they are
 
 
 def write_checkpoint(folder: Path, step: int, model: dict, meta: str, shards: list[dict]) -> None:
