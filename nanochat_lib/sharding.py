@@ -92,7 +92,7 @@ def check_parameters(mesh: Mesh | None, shapes: Mapping[str, tuple[int, ...]]) -
 
     def uncut(mesh: Mesh | jax.sharding.AbstractMesh) -> list[str]:
         large = {name: shape for name, shape in shapes.items() if int(np.prod(shape)) >= SMALL}
-        return [name for name, place in param_sharding(mesh, large).items() if place.spec == P()]
+        return [name for name, shape in large.items() if mesh.size > 1 and split_axis(shape, mesh) is None]
 
     if mesh is not None and (names := uncut(mesh)):
         counts = range(1, mesh.size + 1)

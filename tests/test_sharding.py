@@ -101,7 +101,6 @@ def test_fsdp_must_divide_the_devices():
 
 def test_without_a_mesh_everything_stays_as_it_is():
     params = {"w": jax.numpy.ones((3, 2))}
-    assert sharding.place(None, params) is params
     assert sharding.replicate(params)["w"] is params["w"]
     np.testing.assert_array_equal(sharding.own_rows(None, 4), range(4))
 
@@ -144,7 +143,7 @@ for rows, words in ((12, "brought 12 rows for its 8 of 8 devices, not 16 of 16")
 
 # Parameters: cut by one table, whole again without a change.
 params = gpt.init_params(model, jax.random.key(0))
-laid = sharding.place(mesh, params)
+laid = jax.device_put(params, sharding.state_sharding(mesh, params))
 for name, leaf in laid.items():
     assert leaf.sharding == sharding.param_sharding(mesh, gpt.param_shapes(model))[name]
     if leaf.size >= sharding.SMALL:
@@ -168,9 +167,11 @@ said = {
 }
 
 # A checkpoint of one device comes to eight, with its stacks filled up, and goes back.
+stacks = {"momentum": np.zeros((16, 32, 32), np.float32)}
+stacks = jax.device_put(stacks, sharding.state_sharding(mesh, stacks))
 like = {
     "params": laid,
-    "opt_state": {"muon": {"32x32": sharding.place(mesh, {"momentum": np.zeros((16, 32, 32), np.float32)})}},
+    "opt_state": {"muon": {"32x32": stacks}},
     "step": jax.device_put(jnp.int32(0), NamedSharding(mesh, P())),
 }
 state, meta = checkpoint.load(folder + "/one", like=like)
