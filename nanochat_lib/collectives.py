@@ -12,12 +12,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from nanochat_lib.sharding import BATCH_AXES, split_axis
-
-GATHERED = "gathered"
 
 
 @dataclass(frozen=True)
@@ -94,15 +91,20 @@ class Collectives:
         """`function` whose backward pass gathers along `fsdp` again instead of keeping whole parameters."""
         if not self.fsdp:
             return function
-        keep = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-        return jax.checkpoint(function, policy=keep)
+        return jax.checkpoint(function, policy=lambda primitive, *_, **params: not gathers(params))
+
+
+def gathers(params: dict) -> bool:
+    """Whether an operation with these parameters is a call of `_gather`, as a policy of jax.checkpoint sees it."""
+    called = params.get("call_jaxpr")
+    return called is not None and any(eqn.primitive.name == "all_gather" for eqn in called.jaxpr.eqns)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gather(axis: int, dtype: str, block: jax.Array) -> jax.Array:
     """Gathers in `dtype`, returns float32: the gradient comes back, and is summed, in float32."""
     whole = jax.lax.all_gather(block.astype(dtype), "fsdp", axis=axis, tiled=True)
-    return checkpoint_name(whole, GATHERED).astype(jnp.float32)
+    return whole.astype(jnp.float32)
 
 
 def _gather_backward(axis: int, dtype: str, _: None, grad: jax.Array) -> tuple[jax.Array]:

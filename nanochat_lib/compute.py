@@ -24,3 +24,15 @@ class Compute:
 
 
 PLAIN = Compute()
+LOGIT_BYTES = {"cpu": 2**23, "gpu": 2**30, "tpu": 2**30}  # float32 logits that may exist at a time
+
+
+def loss_chunks(setting: int, platform: str, rows: int, length: int, vocab_size: int) -> int:
+    """Parts in which the logits of a micro-batch of `rows` rows are made: as set, or (-1) so many that they stay small.
+
+    One part is the fastest on a TPU as long as it fits: every further one reads and writes the head's gradient again.
+    """
+    if setting > 0:
+        return setting
+    logits = rows * length * vocab_size * 4
+    return max(1, min(-(-logits // LOGIT_BYTES.get(platform, 2**30)), length))

@@ -62,17 +62,16 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
     `accelerator=False` leaves JAX's devices alone: a TPU belongs to one process, and that is to be the notebook's.
     """
     presets.validate(config)
+    if accelerator:
+        from nanochat_lib import distributed
+
+        distributed.start()  # before anything asks JAX for its devices
     target = config.target
     have = "cpu" if target.kind == "cpu" else backend(in_child=not accelerator)
     if have != target.kind:
         raise UserError(
             f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here; "
             "use --preset cpu, or install the matching extra (NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
-        )
-    if target.devices > 1:
-        raise UserError(
-            f"preset {config.preset} is for {target.devices} devices, training runs on one device so far; "
-            "use --preset cpu or gpu-1-d12"
         )
     for name, value, known in (("sft.mixture", config.sft.mixture, ("primer",)), ("rl.task", config.rl.task, RL_TASKS)):
         if value not in known:
@@ -93,6 +92,21 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -
         config = replace(config, data=replace(config.data, corpus=str(path)))
     check_runnable(config, accelerator)
     folder = Path(run_dir)
+    if not accelerator:
+        _take(folder, config)
+        return Run(folder, config)
+    from nanochat_lib import distributed
+
+    with distributed.everyone():
+        if distributed.first():
+            _take(folder, config)
+    if not distributed.first():
+        check_same(folder, read_json(folder / "config.json"), presets.to_dict(config))
+    return Run(folder, config)
+
+
+def _take(folder: Path, config: RunConfig) -> None:
+    """Makes the folder this process's own and writes what the run is, or compares it with what is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
@@ -100,7 +114,6 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -
         raise UserError(
             f"run folder {folder} cannot be written ({e.strerror}); choose another with --run-dir"
         ) from None
-    run = Run(folder, config)
     try:
         free = free_bytes(folder)
         if free < MIN_FREE_BYTES:
@@ -114,9 +127,8 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -
         else:
             atomic_write_json(path, saved)
     except BaseException:
-        run.close()
+        Run(folder, config).close()
         raise
-    return run
 
 
 _held: dict[Path, IO] = {}  # folders that this process works in: a notebook cell that opens its run again may do so
@@ -153,6 +165,16 @@ def check_same(folder: Path, saved: dict, wanted: dict) -> None:
         named = ", ".join(f"{n} {old.get(n)!r} (asked for {new.get(n)!r})" for n in differing[:3])
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise UserError(f"{folder} holds a run with {named}{more}; use another --run-dir or the same settings")
+
+
+TRAINING = ("pretrain", "sft", "rl")  # stages that all processes work on; process 0 does the others for all
+
+
+def together(work: Callable[[], dict]) -> dict:
+    """`work()`; with several processes that of process 0, plain data, in all of them."""
+    from nanochat_lib import distributed
+
+    return work() if distributed.count() == 1 else distributed.from_first(work)
 
 
 class Run:
@@ -210,6 +232,8 @@ class Run:
         self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
     ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
+        from nanochat_lib import distributed
+
         began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
@@ -217,7 +241,7 @@ class Run:
         text = json.dumps([FORMAT, name, settings, reads, before], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         path = self._record(name)
-        earlier = read_json(path) if path.exists() else {}
+        earlier = together(lambda: read_json(path) if path.exists() else {})
         if earlier.get("key") == key and earlier["finished"]:
             print(f"{name}: reused, it took {earlier['seconds']:.0f} s when it ran")
             return StageResult(name, earlier["seconds"], earlier["figures"], reused=True)
@@ -226,18 +250,21 @@ class Run:
                 f"{self.dir}: {name} was begun with other inputs (the corpus or its Python version changed); "
                 "use another --run-dir"
             )
-        path.parent.mkdir(exist_ok=True)
         # A kill leaves no time to write the record; the metrics know at least the seconds spent in training steps.
         logged = [r.get("seconds") or 0.0 for r in self.metrics.read(name)]
         spent = max([earlier.get("seconds", 0.0), *logged]) if earlier else 0.0
         record = {"name": name, "key": key, "seconds": spent, "figures": {}, "finished": False}
-        atomic_write_json(path, record)
+        write = atomic_write_json if distributed.first() else lambda path, record: None
+        if distributed.first():
+            path.parent.mkdir(exist_ok=True)
+        write(path, record)
         try:
-            record["figures"] = work() | {"peak_memory_gb": peak_memory_gb()}
+            found = work() if name in TRAINING else together(work)
+            record["figures"] = found | {"peak_memory_gb": peak_memory_gb()}
             record["finished"] = True
         finally:
             record["seconds"] = spent + time.monotonic() - began
-            atomic_write_json(path, record)
+            write(path, record)
         return StageResult(name, record["seconds"], record["figures"], reused=False)
 
     # The stages ------------------------------------------------------------------------------------------------------

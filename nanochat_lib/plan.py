@@ -1,6 +1,6 @@
 """From a preset to the training step of one machine: what is left to "auto", and the shapes of a step.
 
-Pretraining and the pre-flight both build their step from here, so what is compiled ahead of time is what will run.
+The stages and the pre-flight resolve their settings here, so what is compiled ahead of time is what will run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from nanochat_lib import optim, schedules, sharding
 from nanochat_lib.attention import choose_backend
-from nanochat_lib.compute import Compute
+from nanochat_lib.compute import Compute, loss_chunks
 from nanochat_lib.hardware import compute_dtype
 from nanochat_lib.presets import ComputeConfig, RunConfig
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.train_step import TrainState, TrainStep, abstract_state, make_train_step
-
-LOGIT_BYTES = {"cpu": 2**23, "gpu": 2**30, "tpu": 2**30}  # float32 logits that may exist at a time
 
 
 def compute_for(
@@ -32,10 +30,6 @@ def compute_for(
     cannot work there.
     """
     dtype = compute_dtype(settings.dtype, platform)
-    chunks = settings.loss_chunks
-    if chunks < 1:
-        logits = rows * model.sequence_len * model.padded_vocab_size * 4
-        chunks = max(1, min(-(-logits // LOGIT_BYTES.get(platform, 2**30)), model.sequence_len))
     return Compute(
         dtype=dtype,
         attention=choose_backend(
@@ -43,7 +37,9 @@ def compute_for(
             dtype=dtype,
         ),
         fp8=settings.fp8,
-        loss_chunks=chunks,
+        loss_chunks=loss_chunks(
+            settings.loss_chunks, platform, rows, model.sequence_len, model.padded_vocab_size
+        ),
         table_gradients="pallas" if platform == "tpu" else "xla",
         remat=settings.remat == "blocks",
     )  # fmt: skip

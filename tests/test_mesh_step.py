@@ -79,3 +79,12 @@ def test_along_data_parameters_are_gathered_once_a_step_and_gradients_scattered_
 def test_along_fsdp_parameters_are_gathered_with_every_micro_batch(seen, mesh):
     found = seen["runs"][MESHES[mesh]]
     assert {"all-gather", "reduce-scatter"} <= set(found["looped"])
+
+
+def test_along_fsdp_the_backward_pass_gathers_again(seen):
+    """Three micro-batches, forward and backward: what the blocks and the head read, and the ids of the batch."""
+    tables = ("transformer.wte", "value_embeds")
+    dense = {name: shape for name, shape in seen["params"].items() if not name.startswith(tables)}
+    gathered = seen["runs"]["8"]["collectives"]["all-gather"][1]
+    once = 3 * cut_bytes({"params": dense})
+    assert 1.7 * once < gathered < 2.1 * once, gathered / once

@@ -126,14 +126,16 @@ TPU = """
 import json, sys
 from nanochat_lib import preflight
 from nanochat_lib.presets import override, preset
-small = {"model.depth": 2, "model.n_embd": 512, "pretrain.batch_tokens": 65536, "pretrain.steps": 10}
-config = override(preset(sys.argv[1]), small)
+full = preset(sys.argv[1])
+batch = 2 * 2048 * full.pretrain.device_rows * full.target.devices
+small = {"model.depth": 2, "model.n_embd": 512, "pretrain.steps": 10, "pretrain.batch_tokens": batch}
+config = override(full, small)
 json.dump(preflight.preflight(config, quiet=True), sys.stdout)
 """
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("name", ["tpu-v6e-8-d24", "tpu-v5e-8-d20", "tpu-v5p-8-d24"])
+@pytest.mark.parametrize("name", ["tpu-v6e-8-d24", "tpu-v5e-8-d20", "tpu-v5p-8-d24", "tpu-v6e-64-d32"])
 def test_the_real_step_compiles_for_a_tpu(name):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("the TPU's compiler (extra tpu) is not installed")
@@ -141,13 +143,17 @@ def test_the_real_step_compiles_for_a_tpu(name):
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     text = page.page(report)
-    assert report["compiled"] and report["fits"] and report["modules"] == 1
+    assert report["compiled"] and report["fits"]
+    assert report["aliased"] > 0.95 * report["memory"]["arguments"]  # the state is updated in place
+    assert report["padding_waste"] < 0.02 or name == "tpu-v5p-8-d24"
+    assert report["bound"]["mfu"] > 0.55
     assert report["attention"].startswith("splash:") and "attention tiles" in text
     # No T × T scores outside of the kernel, and the state is updated in place.
     assert not [b for b in report["buffers"] if b["shape"].count("2048,2048")]
     model = override(preset(name), {"model.depth": 2, "model.n_embd": 512}).gpt_config()
     attention = sum(12 * model.n_embd * min(w, model.sequence_len) for w in model.windows)
-    assert report["matmul_flops"] == pytest.approx((flops_per_token(model) - attention) * 65536 / 8, rel=0.01)
+    tokens = report["batch_tokens"] / report["devices"]
+    assert report["matmul_flops"] == pytest.approx((flops_per_token(model) - attention) * tokens, rel=0.01)
     assert report["collectives"]["reduce-scatter"][0] > 0
     assert report["profile"]["step"]["matmul"] > 0
     dtypes = {tuple(p["operands"]) for p in report["matmuls"] if p["scope"] != "optimizer"}

@@ -18,7 +18,14 @@ from nanochat_lib.optim import make_optimizer
 from nanochat_lib.presets import OptimConfig
 from nanochat_lib.schedules import Hyper
 from nanochat_lib.sizing import GPTConfig
-from nanochat_lib.train_step import TrainStep, init_train_state, loss_and_gradients, make_eval_step, make_train_step
+from nanochat_lib.train_step import (
+    TrainState,
+    TrainStep,
+    init_train_state,
+    loss_and_gradients,
+    make_eval_step,
+    make_train_step,
+)
 
 CONFIG = GPTConfig(sequence_len=16, vocab_size=60, n_layer=1, n_head=2, n_kv_head=2, n_embd=32, window_pattern="L")
 HYPER = {"lr": 1.0, "momentum": 0.95, "weight_decay": 0.1}
@@ -374,3 +381,19 @@ def test_masters_keep_their_dtype_and_learn(masters):
     assert {p.dtype for p in state.params.values()} == {jnp.dtype(masters)}
     assert {m.dtype for m in jax.tree.leaves(state.opt_state)[1:]} == {jnp.dtype("float32")}
     assert losses[-1] < losses[0] - 0.3 and train_step.compiles == 1
+
+
+def test_in_chunks_the_compiled_step_never_holds_all_logits():
+    """Of 64 tokens and 320 ids; the state's own arrays have other shapes."""
+    config = replace(WIDE, vocab_size=320)
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in gpt.param_shapes(config).items()}
+    batch = {name: jax.ShapeDtypeStruct((1, 4, 16), jnp.int32) for name in ("inputs", "targets")}
+    optimizer = make_optimizer(config, LRS)
+    state = jax.eval_shape(lambda p: TrainState(p, optimizer.init(p), jnp.int32(0)), params)
+    hyper = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in HYPER}
+    held = {}
+    for chunks in (1, 4):
+        train_step = make_train_step(config, optimizer, compute=Compute(loss_chunks=chunks))
+        text = train_step.jitted.lower(state, batch, hyper).compile().as_text()
+        held[chunks] = any(shape in text for shape in ("f32[64,320]", "f32[4,16,320]", "f32[320,64]"))
+    assert held == {1: True, 4: False}

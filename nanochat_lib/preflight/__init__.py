@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from nanochat_lib.compute import loss_chunks
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import CHIPS, TOPOLOGIES, Chip, compute_dtype, cpu_chip, find_chip
 from nanochat_lib.preflight import analytic, page
 from nanochat_lib.presets import RunConfig, override, to_dict
 from nanochat_lib.sizing import count_params, flops_per_token
 
-EXTRA = "the TPU's compiler is missing: pip install 'nanochat-lib[tpu]' (no TPU is needed)"
+EXTRA = "the TPU's compiler is missing: pip install -e '.[tpu]' in the project's folder (no TPU is needed)"
 
 
 def chip_of(config: RunConfig) -> Chip:
@@ -60,7 +61,7 @@ def base_report(config: RunConfig) -> dict:
     dtype = compute_dtype(config.compute.dtype, target.kind)
     width = 2 if dtype == "bfloat16" else 4
     rows, length = config.pretrain.device_rows, model.sequence_len
-    chunks = max(config.compute.loss_chunks, 1)
+    chunks = loss_chunks(config.compute.loss_chunks, target.kind, rows, length, model.padded_vocab_size)
     by_formula = analytic.memory(config, width, chunks)
     limit = chip.hbm_bytes or machine_memory()
     needed = sum(by_formula.values())
@@ -243,6 +244,8 @@ def print_preflight(
     report = preflight(config, quiet=as_json)
     if precision and not report["compiled"]:
         raise UserError(f"preflight --precision reads the compiled step; {EXTRA}")
+    if precision and not report.get("matmuls"):
+        raise UserError(f"the step does not fit, so there is none to read; change: {report['advice']}")
     if as_json:
         print(json.dumps(report, indent=1))
     elif precision:

@@ -103,7 +103,6 @@ def read(compiled: object, kind: str, chip: Chip | None) -> dict:
         "needed": sum(memory.values()),
         "aliased": sizes.alias_size_in_bytes,
         "buffers": largest_buffers(module),
-        "modules": 1,
         "matmuls": summary(products, chip),
         "matmul_flops": sum(p.flops for p in products if p.scope != "optimizer"),
         "optimizer_flops": sum(p.flops for p in products if p.scope == "optimizer"),

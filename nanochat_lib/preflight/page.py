@@ -162,5 +162,8 @@ def precision(report: dict) -> str:
         key = " × ".join(p["operands"])
         by_dtype[key] = by_dtype.get(key, 0) + p["flops"] / total
     shares = ", ".join(f"{share:.1%} in {key}" for key, share in sorted(by_dtype.items(), key=lambda item: -item[1]))
-    kernels = f"\nattention runs in its own kernel ({report['attention']}), in {report['dtype']} with float32 sums"
+    apart = report["attention"].partition(":")[0] in ("splash", "pallas", "cudnn")
+    kernels = (
+        f"\n  attention's own products run in a kernel ({report['attention']}), with float32 sums" if apart else ""
+    )
     return f"matrix products of the compiled step of {report['preset']}\n{table(rows)}\n  {shares}{kernels}"

@@ -245,7 +245,7 @@ def figures(cost: Cost) -> dict:
 def main() -> None:
     args = arguments()
     if importlib.util.find_spec("libtpu") is None:
-        raise SystemExit("tpu_estimate: the TPU compiler is not installed; pip install 'nanochat-lib[tpu]'")
+        raise SystemExit("tpu_estimate: the TPU compiler is not installed; pip install -e '.[tpu]'")
     setting = setting_of(args)
     sides = SIDES if args.side == "both" else (args.side,)
     programs: dict[str, dict[int, Program]] = {side: {} for side in sides}
