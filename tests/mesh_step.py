@@ -34,6 +34,7 @@ def run(fsdp: int | None) -> dict:
     for _ in range(5):
         state, metrics = step(state, placed, HYPER)
         losses.append(float(metrics["loss"]))
+    traced = jax.make_jaxpr(lambda p, b: train_step.loss_and_gradients(CONFIG, p, b, mesh=mesh))(state.params, placed)
     leaves = jax.tree.leaves(state)
     products = accounting.matmuls(module)
     in_loops = [r for r in module.runs() if r.computation in module.loops]
@@ -41,6 +42,7 @@ def run(fsdp: int | None) -> dict:
         "losses": losses,
         "grad_norm": float(metrics["grad_norm"]),
         "compiles": step.compiles,
+        "gathers": str(traced).count("all_gather["),
         "share": sum(x.addressable_shards[0].data.nbytes for x in leaves) / sum(x.nbytes for x in leaves),
         "collectives": accounting.collectives(module),
         "looped": sorted({r.instruction.opcode for r in in_loops if r.instruction.opcode in accounting.COLLECTIVES}),

@@ -82,9 +82,8 @@ def test_along_fsdp_parameters_are_gathered_with_every_micro_batch(seen, mesh):
 
 
 def test_along_fsdp_the_backward_pass_gathers_again(seen):
-    """Three micro-batches, forward and backward: what the blocks and the head read, and the ids of the batch."""
-    tables = ("transformer.wte", "value_embeds")
-    dense = {name: shape for name, shape in seen["params"].items() if not name.startswith(tables)}
-    gathered = seen["runs"]["8"]["collectives"]["all-gather"][1]
-    once = 3 * cut_bytes({"params": dense})
-    assert 1.7 * once < gathered < 2.1 * once, gathered / once
+    """As it is written; a CPU's compiler, which has memory to spare, does both gatherings of a weight at once."""
+    dense = [s for n, s in seen["params"].items() if not n.startswith(("transformer.wte", "value_embeds"))]
+    cut = sum(math.prod(shape) >= WHOLE for shape in dense)
+    assert seen["runs"]["8"]["gathers"] == 2 * cut + 1  # and the ids of the batch, for the tables' rows
+    assert seen["runs"]["1"]["gathers"] == cut + len(seen["params"]) - len(dense)
