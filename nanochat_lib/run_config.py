@@ -47,7 +47,7 @@ class ComputeConfig:
     masters: str = "float32"  # dtype in which the weights are kept between steps
     fp8: bool = False  # the blocks' matrix products in 8-bit floats while training; never the head, never evaluation
     loss_chunks: int = -1  # pieces in which logits and loss are computed; -1: by rule
-    fsdp: int = 1  # devices over which the state is split; the others hold copies and other rows
+    fsdp: int = 1  # devices over which the working copy of the weights is split; the state is split over all
     remat: str = "auto"  # what the backward pass computes again instead of keeping: none, or the blocks' insides
 
 
