@@ -289,11 +289,11 @@ def _on_device(array: Any, wanted: Any) -> Any:
 
 
 def load_model(folder: Path, tokenizer: Tokenizer) -> tuple[GPTConfig, dict[str, jax.Array], int]:
-    """(model configuration, parameters, step) of the newest valid checkpoint in `folder`, the same in all processes.
+    """(model configuration, parameters, step) of the newest valid checkpoint in `folder`, on this process's device.
 
     Raises UserError when there is none, or when it was trained with another tokenizer.
     """
-    step, problems = distributed.from_first(lambda: latest(folder))
+    step, problems = latest(folder)
     if step is None:
         found = f" ({'; '.join(problems)})" if problems else ""
         raise UserError(f"{folder} holds no valid checkpoint{found}; run the stage that writes it first")
