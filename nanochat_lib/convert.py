@@ -26,7 +26,7 @@ from nanochat_lib.presets import RunConfig
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
-from nanochat_lib.trainer import MetricsLog, plain
+from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.upstream.model import FIELDS
 from nanochat_lib.upstream.optimizer import group_dicts
 
