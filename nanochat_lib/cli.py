@@ -20,7 +20,7 @@ def _open_run(args: argparse.Namespace) -> object:
     from nanochat_lib.pipeline import default_run_dir, open_run
 
     for option, (variable, _, _) in PROCESSES.items():
-        given = getattr(args, option.replace("-", "_"))
+        given = getattr(args, option.replace("-", "_"), None)
         if given is not None:
             os.environ[variable] = given
     config = run_config(args)
@@ -191,7 +191,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
-    _stage_options(parser)
+    _run_options(parser)
     parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
 
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from nanochat_lib import checkpoint, gpt, optim, presets, schedules, storage, upstream
 from nanochat_lib.errors import UserError
+from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.pipeline import CHAT_STAGES, last_stage
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
-from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.upstream.model import FIELDS
 from nanochat_lib.upstream.optimizer import group_dicts
 

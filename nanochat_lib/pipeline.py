@@ -234,6 +234,8 @@ class Run:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
         from nanochat_lib import distributed
 
+        if name.startswith("eval") and distributed.count() > 1:
+            raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
         began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
