@@ -152,9 +152,13 @@ def _chunk(
     cap, vocab_size, _ = static
     raw = jax.lax.dot_general(x, table, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     valid, column = targets >= 0, jax.lax.broadcasted_iota(jnp.int32, raw.shape, 1)
-    # From the table's row and not out of raw, so that a compiler may sum e while the product still makes raw.
-    row = table[jnp.where(valid, targets, 0)].astype(jnp.float32)
-    own = jnp.sum(x.astype(jnp.float32) * row, axis=-1, keepdims=True)
+    picked = jnp.where(valid, targets, 0)[:, None]
+    if x.dtype == jnp.bfloat16:
+        # From the table's row and not out of raw, so that a compiler may sum e while the product still makes raw.
+        row = table[picked[:, 0]].astype(jnp.float32)
+        own = jnp.sum(x.astype(jnp.float32) * row, axis=-1, keepdims=True)
+    else:  # The very number that stands in raw: e is then exactly 1 there, and a gradient near zero keeps its digits.
+        own = jnp.take_along_axis(raw, picked, axis=1)
     own = jnp.where(targets[:, None] < vocab_size, own, jnp.nan)  # a target beyond the vocabulary must show
     t = jnp.tanh(raw / cap)
     e = jnp.exp(cap * t - cap * jnp.tanh(own / cap))
