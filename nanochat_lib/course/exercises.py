@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nanochat_lib.course.grammar import Cell, solution
+from nanochat_lib.course.grammar import Cell
 
 Calls = list[tuple[str, ast.Call]]
 
@@ -29,10 +30,8 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Of the function or class that a learner writes: the last part of the library symbol, or the last defined."""
-        if self.library:
-            return self.library.split(":")[1].split(".")[-1]
-        return (defined(solution(self.cell).source) or [self.id.split(".")[-1]])[-1]
+        """Of the function or class that a learner writes: the last part of the library symbol, else of the id."""
+        return re.split(r"[:.]", self.library or self.id)[-1]
 
 
 def units(cells: list[Cell]) -> list[Unit]:

@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-from nanochat_lib.course.exercises import Unit, calls, checked, units
+from nanochat_lib.course.exercises import Unit, calls, checked, defined, units
 from nanochat_lib.course.grammar import Cell, solution, stub
 from nanochat_lib.course.names import imports, needed, provided
 from nanochat_lib.course.symbols import difference
@@ -60,6 +60,9 @@ def of_unit(unit: Unit, stem: str) -> list[str]:
     lines = []
     if not unit.id.startswith(f"{topic(stem)}."):
         lines.append(f"{where} must start with the chapter's topic, {topic(stem)}.")
+    for version in (stub, solution):
+        if unit.name not in defined(version(unit.cell).source):
+            lines.append(f"{where}: its {version.__name__} defines no {unit.name}")
     if unit.check is None:
         lines.append(f'{where} has no check cell directly after it; add one with check("{unit.id}", {unit.name})')
     if unit.hidden is None:
