@@ -33,6 +33,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nanochat_lib.course import (  # noqa: F401
     about,
@@ -62,6 +63,10 @@ def label(ax, title, x, y, legend=True):
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+        if scale == "log":
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
     if legend:
         ax.legend(frameon=False, fontsize=8.5)
 
@@ -161,9 +166,34 @@ def train(width, route, matrix_step, rate, data):
     return losses, params
 
 
+STEPS = 24 if fast() else 200
+WIDTHS = (64,) if fast() else (32, 64, 128)
+RATES = {
+    "muon": np.float32([0.02, 0.08] if fast() else [0.005, 0.01, 0.02, 0.04, 0.08, 0.16]),
+    "adamw": np.float32([0.002, 0.004] if fast() else [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]),
+}
+
+
+def sweep(width, route, matrix_step, rates, data):
+    """(losses (rates, steps), seconds a step, params (rates, …)) of training once with each of the rates."""
+    run = jax.jit(jax.vmap(partial(train, width, route, matrix_step), in_axes=(0, None)))
+    compiled = run.lower(rates, data).compile()
+    began = time.perf_counter()
+    losses, params = jax.block_until_ready(compiled(rates, data))
+    return np.asarray(losses), (time.perf_counter() - began) / losses.size, params
+
+
+def last(losses):
+    """Mean loss of the last twentieth of the steps, by rate."""
+    return np.mean(losses[..., -max(STEPS // 20, 3) :], axis=-1)
+
+
 adamw_everywhere = lambda name: "adamw"  # noqa: E731
-losses, params = jax.jit(partial(train, 64, adamw_everywhere, None))(0.004, batches(60, 256))
-print(f"loss {losses[0]:.2f} nats a byte before training, {losses[-5:].mean():.2f} after 60 steps")
+runs = {("adamw", 64): sweep(64, adamw_everywhere, None, RATES["adamw"], batches(STEPS, 256))}
+losses, _, trained = runs["adamw", 64]
+best = last(losses).argmin()
+params = {name: value[best] for name, value in trained.items()}
+print(f"loss {losses[best, 0]:.2f} nats a byte before training, {last(losses)[best]:.2f} after {STEPS} steps of AdamW")
 
 # %% [markdown] id="spectrum-look"
 # Every matrix is $X = U S V^\top$: it takes an input apart along the rows of $V^\top$, stretches each part by a
@@ -185,10 +215,10 @@ reveal("muon.p_rank", int(np.searchsorted(share, 0.9) + 1))
 
 fig, (left, right) = new_figure(1, 2, height=2.6)
 left.semilogy(np.arange(1, 65), values / values[0], color=BLUE, marker="o", markersize=3)
-label(left, "Singular values of a gradient", "number, largest first", "share of the largest", legend=False)
+label(left, "A gradient's singular values", "number, largest first", "share of the largest", legend=False)
 right.plot(np.arange(1, 65), 100 * share, color=ORANGE)
 right.axhline(90, color=FAINT, linestyle=":")
-label(right, "What the largest hold together", "how many", "% of the squared norm", legend=False)
+label(right, "The largest together", "how many", "% of the squared norm", legend=False)
 show(fig, alt="Singular values of a 128 × 64 gradient fall by orders of magnitude; few hold most of the squared norm.")
 
 # %% [markdown] id="spectrum-explain"
@@ -223,8 +253,8 @@ check("muon.orthogonal", orthogonal)
 
 # %% id="step-compare"
 orthogonal = mine("muon.orthogonal")
-plain = G / np.linalg.norm(np.asarray(G), 2)
-gain = float(jnp.sum(G * orthogonal(G)) / jnp.sum(G * plain))
+g = np.asarray(G)
+gain = np.sum(g * np.asarray(orthogonal(G))) / (np.sum(g * g) / np.linalg.norm(g, 2))
 print(f"with equal largest singular value, U Vᵀ lowers the loss {gain:.1f} times as far, to first order")
 
 # %% [markdown] id="momentum-look"
@@ -255,26 +285,33 @@ check("muon.nesterov", nesterov)
 # %% id="momentum-run"
 nesterov = mine("muon.nesterov")
 truth = jnp.mean(gradients[NAME][32:], axis=0)
+momenta = np.float32([0.0, 0.5, 0.8, 0.9, 0.95])
 
 
-def cosine(a, b):
-    return float(jnp.sum(a * b) / jnp.sqrt(jnp.sum(a * a) * jnp.sum(b * b)))
+@jax.jit
+@partial(jax.vmap, in_axes=(0, None))
+def final_update(momentum, grads):
+    """The last update of a run through grads (steps, R, N)."""
+    buffer = jnp.zeros_like(grads[0])
+    buffer = jax.lax.scan(lambda buffer, g: (nesterov(g, buffer, momentum)[1], None), buffer, grads[:-1])[0]
+    return nesterov(grads[-1], buffer, momentum)[0]
 
 
-momenta, raw, straight = (0.0, 0.5, 0.8, 0.9, 0.95), [], []
-for momentum in momenta:
-    buffer = jnp.zeros_like(truth)
-    for g in gradients[NAME][:32]:
-        update, buffer = nesterov(g, buffer, momentum)
-    raw.append(cosine(update, truth))
-    straight.append(cosine(orthogonal(update), orthogonal(truth)))
+def cosines(updates, truth):
+    updates, truth = np.asarray(updates), np.asarray(truth)
+    return np.sum(updates * truth, axis=(1, 2)) / np.linalg.norm(updates, axis=(1, 2)) / np.linalg.norm(truth)
+
+
+updates = jnp.concatenate([final_update(momenta, gradients[NAME][:32]), truth[None]])
+straight = orthogonal(updates)
+raw, straight = cosines(updates[:-1], truth), cosines(straight[:-1], straight[-1])
 fig, ax = new_figure(height=2.6)
 places = np.arange(len(momenta))
 ax.bar(places - 0.2, raw, 0.38, color=SKY, label="the update as it is")
 ax.bar(places + 0.2, straight, 0.38, color=BLUE, label="with all singular values 1")
-ax.set_xticks(places, [str(m) for m in momenta])
+ax.set_xticks(places, [f"{m:.2f}" for m in momenta])
 label(ax, "How well an update agrees with the true gradient", "momentum μ", "cosine")
-ax.set_ylim(0, 1.25)
+ax.set_ylim(0, 1.45)
 show(fig, alt="Cosine with the true gradient rises with momentum, most of all for orthogonalised updates.")
 
 # %% [markdown] id="iteration-look"
@@ -330,7 +367,7 @@ left.plot(even, curve(even, NEWTON_SCHULZ[:1]), color=RED, linestyle="--", label
 for number, colour in ((0, BLUE), (1, SKY), (4, GREEN)):
     left.plot(even, curve(even, POLAR_EXPRESS[number : number + 1]), color=colour, label=f"Polar Express {number + 1}")
 left.plot(even, even, color=FAINT, linewidth=0.8)
-left.set_ylim(0, 2.6)
+left.set_ylim(0, 3.4)
 label(left, "One step", "singular value before", "after")
 right.semilogx(s, curve(s, NEWTON_SCHULZ), color=RED, linestyle="--", label="Newton–Schulz")
 right.semilogx(s, curve(s, POLAR_EXPRESS), color=BLUE, label="Polar Express")
@@ -392,9 +429,8 @@ show(fig, alt="The singular values of the gradient rise step by step to a platea
 
 # %% id="widget"
 def draw(a, b, c, steps, matrix):
-    x = G if matrix == "gradient" else jax.random.normal(jax.random.key(3), G.shape)
-    x = x / (1.01 * frobenius(x))
-    before = np.linalg.svd(np.asarray(x), compute_uv=False)
+    x = np.asarray(G) if matrix == "gradient" else np.random.default_rng(3).standard_normal(G.shape)
+    before = np.linalg.svd(x / (1.01 * np.linalg.norm(x)), compute_uv=False)
     with np.errstate(over="ignore", invalid="ignore"):
         after = np.clip(np.nan_to_num(curve(before, [(a, b, c)] * int(steps)), nan=9.0), -9.0, 9.0)
         line = curve(s, [(a, b, c)] * int(steps))
@@ -403,11 +439,11 @@ def draw(a, b, c, steps, matrix):
     left.axhspan(0.7, 1.3, color=GREEN, alpha=0.15)
     left.plot(before, after, ".", color=ORANGE)
     left.set_ylim(-0.5, 2.5)
-    label(left, f"{int(steps)} steps: where each value goes", "singular value before", "after", legend=False)
+    label(left, f"Where {int(steps)} steps take a value", "singular value before", "after", legend=False)
     right.hist(np.clip(before, 0, 2), bins=np.linspace(0, 2, 41), color=FAINT, alpha=0.6, label="before")
     right.hist(np.clip(after, 0, 2), bins=np.linspace(0, 2, 41), color=BLUE, alpha=0.8, label="after")
     good = np.mean((after > 0.7) & (after < 1.3))
-    label(right, f"Spectrum: {100 * good:.0f} % within 0.7 … 1.3", "singular value", "how many")
+    label(right, f"{100 * good:.0f} % in 0.7 … 1.3", "singular value", "how many")
     return fig
 
 
@@ -489,13 +525,17 @@ def row_norms(x):
     return rows / np.sqrt(np.mean(rows**2))
 
 
-before = G[None]
-straight = orthogonalise(equilibrate_rows(before))
-even_rows, _ = normalise_variance(straight, jnp.zeros((1, G.shape[0], 1)), 0.9)
+@jax.jit
+def stages(x):
+    straight = orthogonalise(equilibrate_rows(x))
+    return orthogonalise(x), straight, normalise_variance(straight, jnp.zeros((1, x.shape[1], 1)), 0.9)[0]
+
+
+plain, straight, even_rows = stages(G[None])
 fig, ax = new_figure(height=2.7)
 for x, colour, name in (
-    (before, FAINT, "gradient"),
-    (orthogonalise(before), SKY, "orthogonalised"),
+    (G[None], FAINT, "gradient"),
+    (plain, SKY, "orthogonalised"),
     (straight, BLUE, "rows equilibrated, orthogonalised"),
     (even_rows, GREEN, "and variance reduced"),
 ):
@@ -539,18 +579,20 @@ descend = mine("muon.descend")
 def muon_step(grads, params, state, lr, momentum, weight_decay):
     """What to add to a stack (K, R, N), and the new (momentum, second)."""
     rows, columns = grads.shape[-2:]
-    u, buffer = nesterov(grads, state[0], momentum)
+    u, buffer = nesterov(grads, state.momentum, momentum)
     u = orthogonalise(equilibrate_rows(u))
     u = u * (min(rows, columns) ** 0.5 / jnp.maximum(frobenius(u), 1e-6))
-    u, second = normalise_variance(u, state[1], 0.9)
-    return descend(u, params, lr * max(1.0, rows / columns) ** 0.5, weight_decay), (buffer, second)
+    u, second = normalise_variance(u, state.second, 0.9)
+    return descend(u, params, lr * max(1.0, rows / columns) ** 0.5, weight_decay), state._replace(
+        momentum=buffer, second=second
+    )
 
 
-stack = [jnp.stack([tree[f"transformer.h.{i}.mlp.c_fc.weight"] for i in range(2)]) for tree in (params, params)]
-stack[0] = jnp.stack([gradients[f"transformer.h.{i}.mlp.c_fc.weight"][0] for i in range(2)])
-zero = tuple(init_stack(2, G.shape))
+names = [f"transformer.h.{i}.mlp.c_fc.weight" for i in range(2)]
+stack = jnp.stack([gradients[name][0] for name in names]), jnp.stack([params[name] for name in names])
+zero = init_stack(2, G.shape)
 ours, _ = jax.jit(muon_step)(*stack, zero, 0.02, 0.95, 0.1)
-theirs, _ = jax.jit(update_stack)(*stack, init_stack(2, G.shape), 0.02, 0.95, 0.1)
+theirs, _ = jax.jit(update_stack)(*stack, zero, 0.02, 0.95, 0.1)
 about(
     float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max()),
     0.0,
@@ -624,31 +666,12 @@ for group in param_groups(d12, OptimConfig(), shapes):
 # Below, the matrices' rate is swept at several widths. All else is equal.
 
 # %% id="width"
-STEPS = 24 if fast() else 200
-WIDTHS = (64,) if fast() else (32, 64, 128)
-RATES = {
-    "muon": np.float32([0.02, 0.08] if fast() else [0.005, 0.01, 0.02, 0.04, 0.08, 0.16]),
-    "adamw": np.float32([0.001, 0.004] if fast() else [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016]),
-}
 ROUTES = {"muon": group_of, "adamw": adamw_everywhere}
-
-
-def sweep(width, route, rates, data):
-    """(losses (rates, steps), seconds a step) of training with each of the rates."""
-    run = jax.jit(jax.vmap(lambda rate, data: train(width, route, muon_step, rate, data)[0], in_axes=(0, None)))
-    compiled = run.lower(rates, data).compile()
-    began = time.perf_counter()
-    losses = np.asarray(compiled(rates, data))
-    return losses, (time.perf_counter() - began) / losses.size
-
-
 data = batches(STEPS, 256)
-runs = {(kind, width): sweep(width, ROUTES[kind], RATES[kind], data) for kind in ROUTES for width in WIDTHS}
-
-
-def last(losses):
-    """Mean loss of the last twentieth of the steps, by rate."""
-    return np.mean(losses[..., -max(STEPS // 20, 3) :], axis=-1)
+for kind, route in ROUTES.items():
+    for width in WIDTHS:
+        if (kind, width) not in runs:
+            runs[kind, width] = sweep(width, route, muon_step, RATES[kind], data)
 
 # %% id="width-plot"
 fig, axes = new_figure(1, 2, height=2.9, sharey=True)
@@ -689,11 +712,11 @@ check("muon.transfer_scales", transfer_scales)
 transfer_scales = mine("muon.transfer_scales")
 BATCHES = (256,) if fast() else (64, 256, 1024)
 by_batch = {
-    rows: runs["muon", 64] if rows == 256 else sweep(64, group_of, RATES["muon"], batches(STEPS, rows))
+    rows: runs["muon", 64] if rows == 256 else sweep(64, group_of, muon_step, RATES["muon"], batches(STEPS, rows))
     for rows in BATCHES
 }
 fig, ax = new_figure(height=2.8)
-for (rows, (found, _)), colour, marker in zip(by_batch.items(), (ORANGE, BLUE, GREEN), "os^", strict=False):
+for (rows, (found, *_)), colour, marker in zip(by_batch.items(), (ORANGE, BLUE, GREEN), "os^", strict=False):
     final = last(found)
     ax.semilogx(RATES["muon"], final, color=colour, marker=marker, markersize=4, label=f"{rows} bytes a step")
     ax.plot(RATES["muon"][final.argmin()], final.min(), marker="o", markersize=11, color=colour, fillstyle="none")
@@ -712,7 +735,7 @@ for depth, batch, tokens in ((12, 2**19, 1.0), (24, 2**20, 4.0)):
 # %% id="duel"
 curves, seconds = {}, {}
 for kind in ROUTES:
-    found, seconds[kind] = runs[kind, 64]
+    found, seconds[kind], _ = runs[kind, 64]
     curves[kind] = found[last(found).argmin()]
 slower = seconds["muon"] / seconds["adamw"]
 width = max(STEPS // 30, 2)
@@ -786,7 +809,7 @@ for (name, (config, batch, devices)), colour in zip(MODELS.items(), (SKY, BLUE, 
     ax.plot(batch / devices, share, "o", color=colour)
     print(f"{name:>5}: {batch // devices:>9,} tokens a device and step, Muon on every device adds {share:.1f} % FLOPs")
 label(ax, "Muon's FLOPs, in % of the model's own", "tokens on one device between two updates", "%")
-ax.set_xscale("log", base=2)
+ax.set_xticks([1024 * 4**k for k in range(6)], ["1k", "4k", "16k", "64k", "256k", "1M"])
 show(fig, alt="Share of Muon's FLOPs falls with the tokens on a device; dots mark real runs at 2 to 4 percent.")
 
 # %% [markdown] id="field-look"
