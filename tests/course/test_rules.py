@@ -154,7 +154,7 @@ MERGE = next(c for c in demo.CHAPTER.split("# --- solution\n")[1:])
         (("out, i = [], 0", "out, i = [], 1"), False),
         (("        else:\n            out.append(tokens[i])\n            i += 1", "        i += 1"), False),
         (("def merge(tokens", "def merge(ids"), False),
-        (("pair: tuple, ", "pair: tuple = (), "), False),
+        (("new: object", "new: object = 0"), False),
         (("            i += 2", "            print(i)\n            i += 2"), False),
     ],
 )
