@@ -44,7 +44,7 @@ CHAPTER_RULES = {
     "unknown quiz": ('quiz("pairs.q_ties")', 'quiz("pairs.q_tie")', "no such quiz"),
     "unused quiz": ('quiz("pairs.q_ties")', "pass", r"quiz pairs\.q_ties is never given to quiz\(\)"),
     "unrevealed": ('reveal("pairs.p_twice", ', "print(", r"never given to reveal\(\)"),
-    "same id": ('id="pairs.twice" points', 'id="pairs.merge" points', r"pairs\.merge is taken by 03_pairs\.py"),
+    "same id": ('id="pairs.twice" points', 'id="pairs.merge" points', "two cells are called pairs-merge"),
 }  # fmt: skip
 
 
@@ -61,8 +61,8 @@ CHECK_RULES = {
     "no such exercise": ('"pairs.twice",', '"pairs.thrice",', r"no Exercise\('pairs\.twice'"),
     "one too many": ('"pairs.twice",', '"pairs.thrice",', r"checks for pairs\.thrice, which 03_pairs\.py has no"),
     "no public case": ('[example("both", ([1, 2, 1, 2], (1, 2)), [10])]', "[]", r"pairs\.twice has no public case"),
-    "two hints": ('"merge", "merge again", ', '"merge", ', r"pairs\.twice needs exactly 3 hints"),
-    "no picture": ('lambda: "[10]"', '"[10]"', "the last a function"),
+    "two hints": ('"merge", "merge again", ', '"merge", ', "hints are exactly three"),
+    "no picture": ('lambda: "[10]"', '"[10]"', "hints are exactly three"),
     "needless fallback": ('library="nanochat_lib', 'fallback=max, library="nanochat_lib', "needs no fallback"),
     "broken": ("EXERCISES = [", "EXERCISES = [nosuch,", "pairs.py cannot be imported"),
     "twice": ("QUIZZES", "EXERCISES += EXERCISES[:1]\nQUIZZES", "stands there twice"),
