@@ -17,8 +17,16 @@ import torch
 from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
 from nanochat_lib.muon import (
-    HEAD, NEWTON_SCHULZ, POLAR_EXPRESS, RECIPE4, init_stack, muon, polar_express, polynomial_step, update_stack,
-)  # fmt: skip
+    HEAD,
+    NEWTON_SCHULZ,
+    POLAR_EXPRESS,
+    RECIPE4,
+    init_stack,
+    muon,
+    polar_express,
+    polynomial_step,
+    update_stack,
+)
 from nanochat_lib.optim import Group, adamw_step, group_of, make_optimizer, param_groups
 from nanochat_lib.presets import OptimConfig, RLConfig
 from nanochat_lib.sizing import GPTConfig
