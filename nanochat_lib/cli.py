@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from nanochat_lib.pipeline import default_run_dir
 
     config = run_config(args)
-    run_capstone(config, args.run_dir or default_run_dir(config))
+    run_capstone(config, args.run_dir or default_run_dir(config), mine=args.mine)
 
 
 def presets(args: argparse.Namespace) -> None:
@@ -122,11 +122,8 @@ def convert(args: argparse.Namespace) -> None:
         print(to_upstream(args.source, args.target, stage=args.stage, step=args.step, ranks=args.ranks))
 
 
-def course(args: argparse.Namespace) -> None:
-    from nanochat_lib.course.build import build
-
-    for path in build(check=args.check):
-        print(f"wrote {path}")
+def course(args: argparse.Namespace) -> int | None:
+    return args.act(args)
 
 
 def settings(pairs: list[str]) -> dict[str, object]:
@@ -169,6 +166,13 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of data, weights and sampling")
     parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet or folder")
     _set_option(parser)
+
+
+def _whole_run_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    parser.add_argument(
+        "--mine", default="", metavar="all|ID,ID", help="use your own functions of these exercises of the course"
+    )
 
 
 PROCESSES = {  # option -> (what it sets for distributed.start, placeholder, help)
@@ -248,13 +252,14 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _course_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("build",), help="build the chapters from solutions/")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
+    from nanochat_lib.course.commands import options
+
+    options(parser)
 
 
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
 COMMANDS: dict[str, Command] = {
-    "run": (run, _run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
+    "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
@@ -274,7 +279,7 @@ COMMANDS: dict[str, Command] = {
         convert, _convert_options, "read and write nanochat's own checkpoints",
         "nanochat convert from-upstream base_checkpoints/d12 runs/d12",
     ),
-    "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
+    "course": (course, _course_options, "the course: build, check, hints, progress", "nanochat course build --check"),
 }  # fmt: skip
 
 
