@@ -263,9 +263,11 @@ def test_the_same_seed_gives_the_same_arguments_and_another_seed_others(course) 
 
 
 def test_a_harness_wraps_learner_and_library_alike(course) -> None:
-    gradient = reference(
-        "gradient", lambda rng: (rng.normal(size=4).astype(np.float32),), against=lambda x: (x**3).sum(), call=lambda f, x: jax.grad(f)(x)
-    )  # fmt: skip
+    def grad(fn, x):
+        return jax.grad(fn)(x)
+
+    rows = lambda rng: (rng.normal(size=4).astype(np.float32),)  # noqa: E731
+    gradient = reference("gradient", rows, against=lambda x: (x**3).sum(), call=grad)
     course(gradient, library="", causes=[suspect("squared", lambda x: (x**2).sum())])
     assert run_cases("demo.merge", lambda x: (x * x * x).sum()).passed
     assert run_cases("demo.merge", lambda x: (x * x).sum()).rows[0].cause == "squared"
