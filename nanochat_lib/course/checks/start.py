@@ -54,11 +54,9 @@ EXERCISES = [
             reference("any", make=lambda rng: (int(rng.integers(1, 40)), int(rng.integers(30, 100)), 128)),
         ],
         causes=[
-            suspect("you rounded down: a part of a head does not exist, take the next whole one",
+            suspect("you rounded down (or to the nearest): a part of a head does not exist, take the next whole one",
                     lambda d, a=64, h=128: (d * a // h * h, d * a // h)),
             suspect("the order is (width, heads)", lambda d, a=64, h=128: sizing.width_from_depth(d, a, h)[::-1]),
-            sign("you rounded to the nearest head: always round up",
-                 lambda got, want, d, a=64, h=128: got == (h * round(d * a / h), round(d * a / h))),
             sign("the width must be a whole number of heads",
                  lambda got, want, d, a=64, h=128: isinstance(got, tuple) and len(got) == 2 and got[0] == d * a),
         ],
