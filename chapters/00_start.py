@@ -241,7 +241,7 @@ show(figure, alt="The loss of the smoke model starts at the dashed line ln V and
 # The curve starts *on* the dashed line, as it must: before its first step the model knows nothing.
 
 # %% id="first-loss"
-about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")
+_ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")
 
 # %% [markdown] id="talk-title"
 # ## Talk to it
@@ -271,19 +271,24 @@ run.close()
 # library it opens.
 
 # %% id="map"
+from matplotlib.patches import FancyBboxPatch
+
 stops = [
-    ("01 Tokenizer", "bpe.py", 0, 2), ("04 Data", "packing.py, loader.py", 1, 2), ("02 The model", "gpt.py, layers.py", 2, 2),
-    ("03 Attention", "kernels/flash.py", 3, 2), ("05 Muon", "muon.py, optim.py", 3, 1), ("06 Train step", "train_step.py", 2, 1),
+    ("01 Tokenizer", "bpe.py", 0, 2), ("04 Data", "packing.py", 1, 2), ("02 The model", "gpt.py, layers.py", 2, 2),
+    ("03 Attention", "kernels/flash.py", 3, 2), ("05 Muon", "muon.py", 3, 1), ("06 Train step", "train_step.py", 2, 1),
     ("07 Evaluation", "evaluate/", 1, 1), ("08 SFT", "sft.py", 0, 1), ("09 RL", "rl.py", 0, 0),
     ("10 Inference", "engine.py", 1, 0), ("11 Scale, cost", "preflight/", 2, 0), ("12 Capstone", "pipeline.py", 3, 0),
 ]
 ready = {"01", "02", "03", "04", "05", "12"}
 figure, axes = plt.subplots(figsize=(8.4, 3.9))
 for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
-    axes.annotate("", (x1, y1), (x0, y0), arrowprops={"arrowstyle": "->", "color": "#999", "shrinkA": 34, "shrinkB": 40})
+    down = y1 != y0
+    start, end = ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#777"})
 for name, part, x, y in stops:
     colour = "#cfe3f7" if name[:2] in ready else "#eeeeee"
-    axes.text(x, y, f"{name}\n", ha="center", va="center", weight="bold", bbox={"boxstyle": "round,pad=0.55", "fc": colour, "ec": "#7a8ca0"}, color="#222")
+    axes.add_patch(FancyBboxPatch((x - 0.36, y - 0.26), 0.72, 0.52, boxstyle="round,pad=0.02", fc=colour, ec="#7a8ca0"))
+    axes.text(x, y + 0.08, name, ha="center", va="center", weight="bold", color="#222")
     axes.text(x, y - 0.13, part, ha="center", va="center", size=7.5, color="#444")
 axes.set(xlim=(-0.6, 3.6), ylim=(-0.6, 2.6))
 axes.axis("off")
@@ -323,7 +328,7 @@ reveal("start.p_starved", round(100 * shares["cosine"], 1))
 # %% id="lesson-cost"
 about(100 * shares["cosine"], 4.3, within=0.2, name="cosine to zero, % of all movement in the last 30 % of the steps")
 about(100 * shares["trapezoid"], 13.6, within=0.3, name="trapezoid, % of all movement in the last 30 % of the steps")
-about(0.3 * 998, 300, within=2, name="what 30 % of such a run costs, $")
+_ = about(0.3 * 998, 300, within=2, name="what 30 % of such a run costs, $")
 
 # %% [markdown] id="lesson-words"
 # So about \$300 of chips would have bought 4 % of the movement. The lesson is not "never use a cosine": it is that two
