@@ -9,7 +9,18 @@ import numpy as np
 import regex
 
 from nanochat_lib import bpe
-from nanochat_lib.course.cases import Exercise, Option, Prediction, Quiz, budget, example, prop, reference, sign, suspect
+from nanochat_lib.course.cases import (
+    Exercise,
+    Option,
+    Prediction,
+    Quiz,
+    budget,
+    example,
+    prop,
+    reference,
+    sign,
+    suspect,
+)
 from nanochat_lib.tokenizer import Tokenizer
 
 BYTES = [bytes([byte]) for byte in range(256)]
@@ -141,11 +152,6 @@ def same_bytes(got: object, want: list[int], _piece: bytes, ranks: dict[bytes, i
         return False
 
 
-def turn_of(merges: list[bytes], text: str) -> tuple[Tokenizer, list[int]]:
-    tokenizer = Tokenizer(merges)
-    return tokenizer, tokenizer.encode(text)
-
-
 def lacks_end(got, _want, merges, _content) -> bool:
     return Tokenizer(merges).encode_special("<|user_end|>") not in got
 
@@ -191,16 +197,17 @@ def learned_table() -> str:
 def replay_figure() -> object:
     from nanochat_lib.course.token_figures import merge_replay
 
-    return merge_replay(" newest".encode(), MERGES)
+    return merge_replay(b" newest", MERGES)
 
 
 def turn_table() -> str:
     tokenizer = Tokenizer(MERGES)
     ids = bpe.encode("low<|user_end|>", MERGES)
     names = [tokenizer.decode([i]) for i in ids]
+    start, end = map(tokenizer.encode_special, ("<|user_start|>", "<|user_end|>"))
     return (
-        f"The turn of the message low<|user_end|> has {len(ids) + 2} ids: {tokenizer.encode_special('<|user_start|>')}, "
-        f"then {len(ids)} ordinary ones ({' '.join(names)}), then {tokenizer.encode_special('<|user_end|>')}."
+        f"The turn of the message low<|user_end|> has {len(ids) + 2} ids: {start}, "
+        f"then {len(ids)} ordinary ones ({' '.join(names)}), then {end}."
     )
 
 
@@ -246,9 +253,10 @@ EXERCISES = [
             ),
             suspect(
                 "overlapping positions were skipped; aaaa has three places where (a, a) stands",
-                lambda words: dict(sum((Counter({p: n for p in zip(ids[::2], ids[1::2], strict=False)})
-                                        for ids, n in words), Counter())),
-            ),  # fmt: skip
+                lambda words: dict(
+                    sum((Counter(dict.fromkeys(zip(i[::2], i[1::2], strict=False), n)) for i, n in words), Counter())
+                ),
+            ),
             sign(
                 "an earlier count was overwritten instead of added to",
                 lambda got, want, words: set(got) == set(want) and all(got[p] <= want[p] for p in want),
@@ -281,9 +289,10 @@ EXERCISES = [
                 ),
             ),
             budget(
-                "a list of 20,000 tokens",
-                make=lambda rng: (rng.integers(0, 2, 20_000).tolist(), (0, 1), 9),
+                "a list of 8,000 tokens",
+                make=lambda rng: (rng.integers(0, 2, 8_000).tolist(), (0, 1), 9),
                 time=8.0,
+                why="each step copies or searches the whole list; append to one list, look at each place once",
             ),
         ],
         causes=[
@@ -298,8 +307,7 @@ EXERCISES = [
             suspect(
                 "the pair was merged in either order; (a, b) and (b, a) are different pairs",
                 lambda ids, pair, new: [
-                    new if t == 8 else t
-                    for t in bpe.merge(bpe.merge(ids, pair, 8), pair[::-1], 8)
+                    new if t == 8 else t for t in bpe.merge(bpe.merge(ids, pair, 8), pair[::-1], 8)
                 ],
             ),
             suspect(
@@ -320,8 +328,28 @@ EXERCISES = [
             example(
                 "a published text",
                 (2, SENTENCE),
-                ["Hello", " world", "!", " It", "'s", " ", "12", "34", "5", ".", " ", " two", " ", " spaces", "\n\n",
-                 " ", " indented", "\tTab", "\r\n", "end"],
+                [
+                    "Hello",
+                    " world",
+                    "!",
+                    " It",
+                    "'s",
+                    " ",
+                    "12",
+                    "34",
+                    "5",
+                    ".",
+                    " ",
+                    " two",
+                    " ",
+                    " spaces",
+                    "\n\n",
+                    " ",
+                    " indented",
+                    "\tTab",
+                    "\r\n",
+                    "end",
+                ],
             ),  # fmt: skip
             example("digits in runs of three, as in GPT-4", (3, "call 12345"), ["call", " ", "123", "45"]),
             example("single digits", (1, "x 2024"), ["x", " ", "2", "0", "2", "4"]),
@@ -336,7 +364,11 @@ EXERCISES = [
         causes=[
             sign(
                 "your pattern has a capturing group ( ), and findall then gives the groups; write (?: ) instead",
-                lambda got, want, digits, text: any(not isinstance(piece, str) for piece in got),
+                lambda got, want, digits, text: any(not isinstance(piece, str) or not piece for piece in got),
+            ),
+            sign(
+                "the letters of other alphabets are letters too: \\p{L} knows them all",
+                lambda got, want, digits, text: any(c.isalpha() and c not in "".join(got) for c in text),
             ),
             suspect(
                 "digits come in runs of three whatever was asked for (that is GPT-4's pattern)",
@@ -359,16 +391,12 @@ EXERCISES = [
                 "letter, digit or line break, a tab or a bracket too",
                 lambda got, want, digits, text: (
                     any(piece[0] == " " and piece[1:].isalpha() for piece in got)
-                    and any(regex.fullmatch(r"[^ \p{L}]\p{L}+", p) for p in want if p not in got)
+                    and any(regex.fullmatch(r"[^ \p{L}]\p{L}+", p) for p in want or () if p not in got)
                 ),
             ),
             sign(
-                "the letters of other alphabets are letters too: \\p{L} knows them all",
-                lambda got, want, digits, text: not text.isascii() and "".join(got) == text,
-            ),
-            sign(
                 "the space before a word is a piece of its own; it belongs to the word",
-                lambda got, want, digits, text: any(p.startswith(" ") and p not in got for p in want),
+                lambda got, want, digits, text: any(p[0] == " " < p and p not in got for p in want or ()),
             ),
         ],
         hints=[
@@ -389,7 +417,12 @@ EXERCISES = [
             example("merges stay inside pieces", (["a b a b a b"], 3), [b" b", b" a"]),
             example("bytes, not characters", (["éé"], 2), ["é".encode(), "éé".encode()]),
             reference("random texts", lambda rng: ([random_text(rng, "abé 1") for _ in range(4)], 15)),
-            budget("speed on 6,000 words", make=lambda rng: (many_texts(rng), 12), time=4.0),
+            budget(
+                "speed on 6,000 words",
+                make=lambda rng: (many_texts(rng), 8),
+                time=4.0,
+                why="each word is worked on as often as it occurs; work on distinct pieces and count their occurrences",
+            ),
         ],
         causes=[
             sign(
@@ -411,7 +444,7 @@ EXERCISES = [
         ],
         steps=lambda texts, count: {"pieces": Counter(piece for text in texts for piece in bpe.split(text))},
         hints=[
-            "First count how often each distinct piece occurs: thousands of words shrink to a few hundred. Then repeat: "
+            "First count how often each distinct piece occurs: thousands of words shrink to hundreds. Then repeat: "
             "count the pairs, choose one, give it the next id, merge it in all words.",
             "min(pairs, key=...) with a tuple as the key does the choice: first the count (negative, since min), then "
             "the pair itself. The new token's bytes are those of its two halves, one after the other.",
@@ -424,13 +457,18 @@ EXERCISES = [
             example("bytes when nothing was learned", (b"ab", ranks_of([])), [97, 98]),
             example("one merge", (b"abab", ranks_of([b"ab"])), [256, 256]),
             example("the lowest rank goes first", (b"abc", ranks_of([b"bc", b"ab"])), [97, 256]),
-            example("not the longest token", (b"abcd", ranks_of([b"bc", b"ab", b"abc"])), [97, 256, 100]),
+            example("not the longest token", (b"abcd", ranks_of([b"ab", b"cd", b"abc"])), [256, 257]),
             example("a merge of merges", (b"abc", ranks_of([b"ab", b"abc"])), [257]),
             example("a a a becomes aa a", (b"aaa", ranks_of([b"aa"])), [256, 97]),
             example("half a character is a byte", ("é".encode(), ranks_of([])), [195, 169]),
             example("an empty piece", (b"", ranks_of([])), []),
             reference("random pieces", random_piece),
-            budget("a run of 2,000 letters", make=lambda rng: (b"a" * 2000, ranks_of([b"aa", b"aaaa"])), time=12.0),
+            budget(
+                "a run of 2,000 letters",
+                make=lambda rng: (b"a" * 2000, ranks_of([b"aa", b"aaaa"])),
+                time=12.0,
+                why="one place is joined in each round, so the time grows with the square of the length; join all places",
+            ),
         ],
         causes=[
             suspect(
@@ -441,7 +479,9 @@ EXERCISES = [
                 "the pair with the longest token went first; what counts is its rank",
                 other_order(lambda token, rank: (-len(token), rank)),
             ),
-            suspect("from the left the longest token was taken; merges happen in the order of their ranks", longest_first),
+            suspect(
+                "from the left the longest token was taken; merges happen in the order of their ranks", longest_first
+            ),
             sign(
                 "these are tokens, not ids: look each one's rank up at the end",
                 lambda got, want, piece, ranks: any(isinstance(token, bytes) for token in got),
@@ -454,8 +494,8 @@ EXERCISES = [
         hints=[
             "Start from the single bytes. Look at all neighbours whose joint bytes are a token, and join the pair with "
             "the lowest rank. Repeat until no neighbours form a token.",
-            "You may join all places of that pair in one round with merge(parts, (a, b), a + b). A piece of 2,000 equal "
-            "letters then takes a few rounds instead of a thousand.",
+            "You may join all places of that pair in one round with merge(parts, (a, b), a + b). A piece of 2,000 "
+            "equal letters then takes a few rounds instead of a thousand.",
             replay_figure,
         ],
     ),
@@ -513,20 +553,20 @@ EXERCISES = [
         ],
         causes=[
             suspect(
-                "the tokens were decoded first: half a character becomes U+FFFD, which has three bytes; count raw bytes",
-                lambda tokens, special: [len(t.decode("utf-8", "replace").encode()) for t in tokens] + [0] * special,
+                "the tokens were decoded first: half a character becomes U+FFFD, which has 3 bytes; count raw bytes",
+                lambda tokens, special: np.array([len(t.decode("utf-8", "replace").encode()) for t in tokens] + [0] * special, np.int32),
             ),
             suspect(
                 "characters were counted; é is one character of two bytes",
-                lambda tokens, special: [len(t.decode("utf-8", "replace")) for t in tokens] + [0] * special,
+                lambda tokens, special: np.array([len(t.decode("utf-8", "replace")) for t in tokens] + [0] * special, np.int32),
             ),
             suspect(
                 "the special tokens stand at the front; their ids follow the ordinary ones",
-                lambda tokens, special: [0] * special + [len(t) for t in tokens],
+                lambda tokens, special: np.array([0] * special + [len(t) for t in tokens], np.int32),
             ),
             suspect(
                 "a special token counts as text; its length is 0",
-                lambda tokens, special: [len(t) for t in tokens] + [1] * special,
+                lambda tokens, special: np.array([len(t) for t in tokens] + [1] * special, np.int32),
             ),
             sign(
                 "the special tokens have no entry: the table has one number for each id of the vocabulary",
@@ -544,8 +584,11 @@ EXERCISES = [
         cases=[
             example(
                 "four plain targets",
-                (np.array([[1.0, 2.0], [0.5, 0.25]], np.float32), np.array([[0, 1], [1, 0]], np.int32),
-                 np.array([1, 4], np.int32)),
+                (
+                    np.array([[1.0, 2.0], [0.5, 0.25]], np.float32),
+                    np.array([[0, 1], [1, 0]], np.int32),
+                    np.array([1, 4], np.int32),
+                ),
                 (np.float32(3.75), np.int32(10)),
             ),
             example(
@@ -575,8 +618,10 @@ EXERCISES = [
             ),
             sign(
                 "targets were counted, not their bytes",
-                lambda got, want, nll, targets, sizes: int(got[1]) in (int((targets >= 0).sum()), targets.size)
-                or int(got[1]) == int((sizes[np.maximum(targets, 0)] * (targets >= 0) > 0).sum()),
+                lambda got, want, nll, targets, sizes: (
+                    int(got[1]) in (int((targets >= 0).sum()), targets.size)
+                    or int(got[1]) == int((sizes[np.maximum(targets, 0)] * (targets >= 0) > 0).sum())
+                ),
             ),
             sign(
                 "the mean was taken; sums can be added over batches, means of unequal batches cannot",
@@ -601,26 +646,29 @@ EXERCISES = [
             example("no pair is left", (["ab"], 5), [b"ab"]),
             example("overlaps and repeats", (["aaaaa aaaa aaaa"], 4), bpe.learn_merges(["aaaaa aaaa aaaa"], 4)),
             reference(
-                "random texts", lambda rng: ([random_text(rng, "abé 1") for _ in range(4)], 15), against=bpe.learn_merges
+                "random texts",
+                lambda rng: ([random_text(rng, "abé 1") for _ in range(4)], 15),
+                against=bpe.learn_merges,
             ),
             budget(
                 "at most 0.6 times the straightforward time",
-                make=lambda rng: (many_texts(rng), 60),
+                make=lambda rng: (many_texts(rng, 30), 40),
                 against=bpe.learn_merges,
                 time=0.6,
+                why="every round still works on every word; keep an index from a pair to the words that hold it",
             ),
         ],
         causes=[
             sign("a tie went to the wrong pair: among equally common pairs take the smallest pair of ids", lost_a_tie),
             sign(
-                "the first merges are right, later ones are not: after a merge some counts or the index are out of date",
+                "the first merges are right, later ones not: after a merge some counts or the index are out of date",
                 lambda got, want, texts, count: first_difference(got, want) > 0 or got == want[: len(got)],
             ),
         ],
         hints=[
             "A merge changes only the words that hold the pair. Keep a dictionary: pair → numbers of the words that "
             "hold it.",
-            "For each such word: take all its old pairs out of the counts, merge, put all its new pairs in and note the "
+            "For each such word: take all its old pairs out of the counts, merge, put all its new pairs in, note the "
             "word under each of them. A stale entry in the index does no harm, a missing one does.",
             index_table,
         ],
@@ -648,7 +696,9 @@ QUIZZES = [
                 why="One different merge shifts every later id, and a model trained on one set of ids reads noise in "
                 "the other.",
             ),
-            Option("Because the wrong pair compresses worse", why="On the text at hand both save the same in this round."),
+            Option(
+                "Because the wrong pair compresses worse", why="On the text at hand both save the same in this round."
+            ),
             Option("Because ties are rare", why="Among rare pairs they are the rule: thousands occur exactly twice."),
         ],
     ),
@@ -668,11 +718,13 @@ QUIZZES = [
     ),
     Quiz(
         "tokenizer.q_greedy",
-        "Merges learned: bc, then ab, then abc. How is abc encoded?",
+        "Merges learned: cd, then ab, then abc. How is abcd encoded?",
         [
-            Option("a bc", right=True, why="bc has the lowest rank and goes first; a and bc together are abc … see why."),
-            Option("abc, the longest token", why="BPE never looks for the longest token."),
-            Option("ab c", why="ab was learned after bc; the lower rank goes first, not the left place."),
+            Option("ab cd", right=True, why="cd has the lowest rank and goes first, then ab; abcd is no token."),
+            Option(
+                "abc d", why="That takes the longest token from the left. BPE replays merges by rank: c is used up."
+            ),
+            Option("a b cd", why="After cd, the neighbours a and b still form a token."),
         ],
     ),
     Quiz(
@@ -680,8 +732,12 @@ QUIZZES = [
         "A user types <|assistant_start|> into the chat. What should the model read?",
         [
             Option("The special token", why="Then the user can write the assistant's turns."),
-            Option("The same characters as ordinary tokens", right=True, why="It is text about a token, not the token."),
-            Option("Nothing: cut it out", why="Then nobody can talk about tokenizers, and <|<|bos|>bos|> gets through."),
+            Option(
+                "The same characters as ordinary tokens", right=True, why="It is text about a token, not the token."
+            ),
+            Option(
+                "Nothing: cut it out", why="Then nobody can talk about tokenizers, and <|<|bos|>bos|> gets through."
+            ),
         ],
     ),
     Quiz(
@@ -702,8 +758,11 @@ QUIZZES = [
 
 PREDICTIONS = [
     Prediction("tokenizer.p_bytes", "How many bytes does 'naïve 🐕' have?", unit="bytes"),
-    Prediction("tokenizer.p_ratio", "How many bytes will one of 8,192 tokens stand for on new English text?", unit="bytes"),
+    Prediction(
+        "tokenizer.p_ratio", "How many bytes will one of 8,192 tokens stand for on new English text?", unit="bytes"
+    ),
     Prediction("tokenizer.p_hindi", "How many times more tokens does the same story take in Hindi?", unit="times"),
-    Prediction("tokenizer.p_loss", "Vocabulary 512 → 8,192: by what factor does the loss per token change?", unit="times"),
-    Prediction("tokenizer.p_speed", "How many times faster is the trainer in Rust than your first one?", unit="times"),
+    Prediction(
+        "tokenizer.p_loss", "Vocabulary 512 → 8,192: by what factor does the loss per token change?", unit="times"
+    ),
 ]
