@@ -554,11 +554,15 @@ EXERCISES = [
         causes=[
             suspect(
                 "the tokens were decoded first: half a character becomes U+FFFD, which has 3 bytes; count raw bytes",
-                lambda tokens, special: np.array([len(t.decode("utf-8", "replace").encode()) for t in tokens] + [0] * special, np.int32),
+                lambda tokens, special: np.array(
+                    [len(t.decode("utf-8", "replace").encode()) for t in tokens] + [0] * special, np.int32
+                ),
             ),
             suspect(
                 "characters were counted; é is one character of two bytes",
-                lambda tokens, special: np.array([len(t.decode("utf-8", "replace")) for t in tokens] + [0] * special, np.int32),
+                lambda tokens, special: np.array(
+                    [len(t.decode("utf-8", "replace")) for t in tokens] + [0] * special, np.int32
+                ),
             ),
             suspect(
                 "the special tokens stand at the front; their ids follow the ordinary ones",
