@@ -98,7 +98,7 @@ def merge_replay(piece: bytes, merges: Sequence[bytes]) -> Figure:
     left, unit = 1.75, min((WIDTH - 1.85) / max(len(piece), 1), 0.55)
     count = len(steps[-1][0])
     with matplotlib.rc_context(STYLE):
-        title = f"{as_text(piece)}: {len(piece)} bytes, {len(steps) - 1} rounds, {count} token{'s' * (count != 1)}"
+        title = f"{as_text(piece)}: {len(piece)} bytes → tokens: {count}, rounds of merging: {len(steps) - 1}"
         figure, ax = _canvas(0.5 + len(shown) * ROUND, title)
         for row, (parts, made) in enumerate(shown):
             y, x = 0.42 + row * ROUND, left

@@ -418,8 +418,8 @@ EXERCISES = [
             example("bytes, not characters", (["éé"], 2), ["é".encode(), "éé".encode()]),
             reference("random texts", lambda rng: ([random_text(rng, "abé 1") for _ in range(4)], 15)),
             budget(
-                "speed on 6,000 words",
-                make=lambda rng: (many_texts(rng), 8),
+                "speed on 4,000 words",
+                make=lambda rng: (many_texts(rng, 40), 6),
                 time=4.0,
                 why="each word is worked on as often as it occurs; work on distinct pieces and count their occurrences",
             ),
@@ -467,7 +467,7 @@ EXERCISES = [
                 "a run of 2,000 letters",
                 make=lambda rng: (b"a" * 2000, ranks_of([b"aa", b"aaaa"])),
                 time=12.0,
-                why="one place is joined in each round, so the time grows with the square of the length; join all places",
+                why="one place is joined in each round, so time grows with the square of the length; join all places",
             ),
         ],
         causes=[
