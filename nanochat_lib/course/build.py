@@ -28,9 +28,9 @@ SHOWN = 8  # problems in one message
 def build(check: bool = False, root: str | Path = ".") -> list[Path]:
     """Writes every generated file of the course below `root` that is not up to date; returns their paths.
 
-    Raises UserError for a chapter that breaks a rule of rules.py and for a published exercise that has vanished. With
-    `check` nothing is written: UserError names the files that differ from what the sources give too, the generated files
-    without a source, and any answer or hidden text found in what learners get.
+    Raises UserError for a chapter that breaks a rule of rules.py, for a published exercise that has vanished, and for
+    any answer or hidden text in what learners get. With `check` nothing is written, and files that differ from what
+    the sources give are named too.
     """
     root = Path(root)
     chapters = sources(root)

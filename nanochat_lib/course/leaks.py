@@ -29,7 +29,7 @@ def bundle(root: Path) -> list[Path]:
 
 
 def write_bundle(root: Path, target: Path) -> int:
-    """Writes the learner's files as a zip, the same bytes each time; returns how many. build(check=True) comes first."""
+    """Writes the learner's files as a zip, the same bytes each time; returns how many."""
     files = bundle(root)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in files:
