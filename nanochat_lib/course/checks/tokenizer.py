@@ -597,14 +597,22 @@ EXERCISES = [
             ),
             example(
                 "an ignored target",
-                (np.array([[1.0, 2.0]], np.float32), np.array([[0, -1]], np.int32), np.array([1, 4], np.int32)),
-                (np.float32(1.0), np.int32(1)),
-            ),
+                (
+                    np.array([[1.0, 2.0], [4.0, 8.0]], np.float32),
+                    np.array([[0, -1], [1, 0]], np.int32),
+                    np.array([1, 4], np.int32),
+                ),
+                (np.float32(13.0), np.int32(6)),
+            ),  # fmt: skip
             example(
                 "a special target",
-                (np.array([[1.0, 2.0]], np.float32), np.array([[0, 1]], np.int32), np.array([3, 0], np.int32)),
-                (np.float32(1.0), np.int32(3)),
-            ),
+                (
+                    np.array([[1.0, 2.0], [4.0, 8.0]], np.float32),
+                    np.array([[0, 1], [1, 0]], np.int32),
+                    np.array([3, 0], np.int32),
+                ),
+                (np.float32(9.0), np.int32(6)),
+            ),  # fmt: skip
             reference("random losses", random_losses),
         ],
         causes=[
