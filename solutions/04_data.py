@@ -252,7 +252,7 @@ mutant("data.best_fit", "bisect_right(lengths, room)", "bisect_right(lengths, ro
 mutant("data.best_fit", "max(fitting - 1, 0)", "fitting - 1", says="longest")
 mutant("data.best_fit", "not lengths or ", "", says="empty buffer")
 mutant("data.best_fit", "(fitting or crop)", "fitting", says="something always can")
-mutant("data.best_fit", "max(fitting - 1, 0)", "0", says="1")
+mutant("data.best_fit", "max(fitting - 1, 0)", "0", says="shortest that fits")
 mutant("data.best_fit", "bisect_right(lengths, room)", "sum(n <= room for n in lengths)", says="time")
 
 # %% [markdown] id="cropped-text"
@@ -794,7 +794,7 @@ hidden("data.readings_needed",
          call=checks._names_both),
     reference("less than one reading", lambda rng: (int(rng.integers(1, 900)), 1000.0, 1.0)),
 )
-mutant("data.readings_needed", "readings > epochs", "readings >= epochs", says="only more is an error")
+mutant("data.readings_needed", "readings > epochs", "readings >= epochs", says="exactly what is allowed is enough")
 mutant("data.readings_needed", "tokens_needed / tokens\n", "tokens / tokens_needed\n", says="upside down")
 mutant("data.readings_needed", "raise UserError(", "raise ValueError(", says="ValueError")
 mutant("data.readings_needed", "{math.ceil(readings * 100) / 100:g}", "{round(readings, 2):g}", says="lacks 3.34")

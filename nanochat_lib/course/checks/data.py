@@ -275,22 +275,41 @@ EXERCISES = [
     Exercise(
         "data.held_out",
         cases=[
-            example("six letters, half held out", (["a", "b", "c", "d", "e", "f"],), [False, False, True, True, True, True],
-                    call=lambda fn, texts: [fn(text, 0.5) for text in texts]),
-            reference("sixty texts at a share of 0.3", lambda rng: some_texts(rng),
-                      call=lambda fn, texts: [bool(fn(text, 0.3)) for text in texts]),
-            prop("about one in twenty", lambda rng: ([f"{i} {rng.integers(9)}" for i in range(3000)],), _one_side,
-                 call=_many),
+            example(
+                "six letters, half held out",
+                (["a", "b", "c", "d", "e", "f"],),
+                [False, False, True, True, True, True],
+                call=lambda fn, texts: [fn(text, 0.5) for text in texts],
+            ),
+            reference(
+                "sixty texts at a share of 0.3",
+                lambda rng: some_texts(rng),
+                call=lambda fn, texts: [bool(fn(text, 0.3)) for text in texts],
+            ),
+            prop(
+                "about one in twenty",
+                lambda rng: ([f"{i} {rng.integers(9)}" for i in range(3000)],),
+                _one_side,
+                call=_many,
+            ),
         ],
         causes=[
-            suspect("the key is ('val', digest): with another first part the split is another one",
-                    lambda texts: [corpus.fraction("train", _hex(t)) < 0.3 for t in texts]),
-            suspect("the comparison points the other way: a *small* fraction is held out",
-                    lambda texts: [corpus.fraction("val", _hex(t)) >= 0.3 for t in texts]),
-            suspect("the text is hashed, not what is left of it after strip()",
-                    lambda texts: [corpus.fraction("val", _hex(t.strip())) < 0.3 for t in texts]),
-            sign("Python's hash(text) changes with every process, and other digests give another split: use sha256",
-                 lambda got, want, texts: want is not None and isinstance(got, list) and got != want),
+            suspect(
+                "the key is ('val', digest): with another first part the split is another one",
+                lambda texts: [corpus.fraction("train", _hex(t)) < 0.3 for t in texts],
+            ),
+            suspect(
+                "the comparison points the other way: a *small* fraction is held out",
+                lambda texts: [corpus.fraction("val", _hex(t)) >= 0.3 for t in texts],
+            ),
+            suspect(
+                "the text is hashed, not what is left of it after strip()",
+                lambda texts: [corpus.fraction("val", _hex(t.strip())) < 0.3 for t in texts],
+            ),
+            sign(
+                "Python's hash(text) changes with every process, and other digests give another split: use sha256",
+                lambda got, want, texts: want is not None and isinstance(got, list) and got != want,
+            ),
         ],
         hints=[
             "Three steps: the text's sha256 as a hex string, a number in [0, 1) from it, a comparison with the share.",
@@ -302,30 +321,43 @@ EXERCISES = [
     Exercise(
         "data.concat_rows",
         cases=[
-            example("three documents, rows of 4", ([[0, 1, 1], [0, 2, 2, 2, 2], [0, 3]], 4),
-                    np.array([[0, 1, 1, 0], [2, 2, 2, 2]], np.int32)),
+            example(
+                "three documents, rows of 4",
+                ([[0, 1, 1], [0, 2, 2, 2, 2], [0, 3]], 4),
+                np.array([[0, 1, 1, 0], [2, 2, 2, 2]], np.int32),
+            ),
             example("one row is exactly full", ([[0, 1], [0, 2]], 4), np.array([[0, 1, 0, 2]], np.int32)),
-            prop("no token is lost but the last, unfinished row",
-                 lambda rng: (random_documents(rng, 40, 30), 16),
-                 lambda out, documents, capacity: (
-                     "" if np.asarray(out).ravel().tolist() == [t for d in documents for t in d][: np.asarray(out).size]
-                     and np.asarray(out).size == sum(map(len, documents)) // capacity * capacity
-                     else "the rows, read one after the other, are not the stream of documents")),
+            prop(
+                "no token is lost but the last, unfinished row",
+                lambda rng: (random_documents(rng, 40, 30), 16),
+                lambda out, documents, capacity: (
+                    ""
+                    if np.asarray(out).ravel().tolist() == [t for d in documents for t in d][: np.asarray(out).size]
+                    and np.asarray(out).size == sum(map(len, documents)) // capacity * capacity
+                    else "the rows, read one after the other, are not the stream of documents"
+                ),
+            ),
         ],
         causes=[
-            sign("the last row is padded or left too short: drop the rest that fills no row",
-                 lambda got, want, *_: getattr(got, "ndim", 0) == 2 and want is not None and len(got) == len(want) + 1),
-            sign("a row is missing: a rest of no tokens is not a rest",
-                 lambda got, want, *_: getattr(got, "ndim", 0) == 2 and want is not None and len(got) == len(want) - 1),
-            sign("the numbers stand column by column: reshape to (rows, capacity), not (capacity, rows)",
-                 lambda got, want, *_: want is not None and getattr(got, "shape", None) == want.shape[::-1]
-                 and got.shape != want.shape),
+            sign(
+                "the last row is padded or left too short: drop the rest that fills no row",
+                lambda got, want, *_: getattr(got, "ndim", 0) == 2 and want is not None and len(got) == len(want) + 1,
+            ),
+            sign(
+                "a row is missing: a rest of no tokens is not a rest",
+                lambda got, want, *_: getattr(got, "ndim", 0) == 2 and want is not None and len(got) == len(want) - 1,
+            ),
+            sign(
+                "the numbers stand column by column: reshape to (rows, capacity), not (capacity, rows)",
+                lambda got, want, *_: (
+                    want is not None and getattr(got, "shape", None) == want.shape[::-1] and got.shape != want.shape
+                ),
+            ),
         ],
         hints=[
             "First one long array of all documents, then cut it, then reshape it.",
             "How many whole rows fit? Floor division says it; keep that many times `capacity` tokens of the stream.",
-            lambda: _grid([[0, 1, 1, 1, 1, 1, 0, 2], [2, 2, 2, 2, 2, 0, 3, 3], [3, 0, 4, 4, 4, 4, 4, 4]],
-                          "End to end"),
+            lambda: _grid([[0, 1, 1, 1, 1, 1, 0, 2], [2, 2, 2, 2, 2, 0, 3, 3], [3, 0, 4, 4, 4, 4, 4, 4]], "End to end"),
         ],
         fallback=lambda documents, capacity: _concatenated(documents, capacity),
     ),
@@ -337,22 +369,34 @@ EXERCISES = [
             example("nothing fits: the shortest is cut", ([4, 5, 9], 3), 0),
             example("nothing fits, and chat rows are never cut", ([4, 5, 9], 3, False), None),
             example("nothing waits", ([], 3), None),
-            reference("two hundred rooms",
-                      lambda rng: (np.unique(rng.integers(2, 90, 12)).tolist(), rng.integers(1, 99, 200).tolist()),
-                      call=lambda fn, lengths, rooms: [fn(lengths, room) for room in rooms]),
+            reference(
+                "two hundred rooms",
+                lambda rng: (np.unique(rng.integers(2, 90, 12)).tolist(), rng.integers(1, 99, 200).tolist()),
+                call=lambda fn, lengths, rooms: [fn(lengths, room) for room in rooms],
+            ),
             budget("does not look at every length", long_lengths, time=40.0, call=many_picks),
         ],
         causes=[
-            sign("-1 is the *longest* document: when nothing fits the shortest is cut",
-                 lambda got, want, *_: got == -1 or (isinstance(got, list) and -1 in got)),
-            sign("a document of exactly the room fits: count the lengths that are at most room",
-                 lambda got, want, *_: (got, want) == (0, 1)),
-            sign("an empty buffer has nothing to give: answer None",
-                 lambda got, want, lengths, *_: lengths == [] and got is not None),
-            sign("None means that nothing can be placed; with crop=True something always can",
-                 lambda got, want, *_: got is None and want == 0),
-            sign("this is the shortest that fits; the longest leaves the least room to fill",
-                 lambda got, want, *_: isinstance(got, list) and isinstance(want, list) and set(got) == {0}),
+            sign(
+                "-1 is the *longest* document: when nothing fits the shortest is cut",
+                lambda got, want, *_: got == -1 or (isinstance(got, list) and -1 in got),
+            ),
+            sign(
+                "a document of exactly the room fits: count the lengths that are at most room",
+                lambda got, want, lengths, room, *_: _differs_where(got, want, room, lambda n: n in lengths),
+            ),
+            sign(
+                "an empty buffer has nothing to give: answer None",
+                lambda got, want, lengths, *_: lengths == [] and got is not None,
+            ),
+            sign(
+                "None means that nothing can be placed; with crop=True something always can",
+                lambda got, want, *_: got is None and want == 0,
+            ),
+            sign(
+                "this is the shortest that fits; the longest leaves the least room to fill",
+                lambda got, want, *_: set(_listed(got)) == {0} and set(_listed(want)) != {0},
+            ),
         ],
         hints=[
             "The lengths are sorted. How many of them are at most `room`? Then where is the longest of those?",
@@ -366,27 +410,53 @@ EXERCISES = [
     Exercise(
         "data.pack_rows",
         cases=[
-            example("nanochat's example: rows of 17, a buffer of 10",
-                    lambda: (numbered(LENGTHS[:18]), 17, 10),
-                    [[0] + [1] * 16, [0] + [5] * 15 + [0]], call=lambda fn, *args: rows_only(fn, *args)[:2]),
-            reference("two hundred documents", lambda rng: (random_documents(rng, 200, 40), 16, 12),
-                      against=packed_rows, call=rows_only),
-            reference("stopped after row 9, saved as JSON, continued",
-                      lambda rng: (random_documents(rng, 120, 30), 16, 9, 9), against=packed_rows, call=interrupted),
+            example(
+                "nanochat's example: rows of 17, a buffer of 10",
+                lambda: (numbered(LENGTHS[:18]), 17, 10),
+                [[0] + [1] * 16, [0] + [5] * 15 + [0]],
+                call=lambda fn, *args: rows_only(fn, *args)[:2],
+            ),
+            reference(
+                "two hundred documents",
+                lambda rng: (random_documents(rng, 200, 40), 16, 12),
+                against=packed_rows,
+                call=rows_only,
+            ),
+            reference(
+                "stopped after row 9, saved as JSON, continued",
+                lambda rng: (random_documents(rng, 120, 30), 16, 9, 9),
+                against=packed_rows,
+                call=interrupted,
+            ),
         ],
         causes=[
-            suspect("after the pause the waiting documents are gone: they belong to the state",
-                    lambda documents, capacity, buffer_size, stop=1: fresh_rest(documents, capacity, buffer_size, stop)),
-            sign("with the order of arrival lost, ties go to the wrong document: the first of equals wins",
-                 lambda got, want, *_: isinstance(got, list) and want is not None and len(got) == len(want)
-                 and [[t == BOS for t in row] for row in got] == [[t == BOS for t in row] for row in want]),
-            sign("every row must be full: cut a document only to the room that is left",
-                 lambda got, want, documents, capacity, *_: isinstance(got, list)
-                 and any(len(row) != capacity for row in got)),
-            sign("rows are missing at the end: go on until no document waits and none is left to read",
-                 lambda got, want, *_: isinstance(got, list) and want is not None and len(got) < len(want)),
-            sign("the buffer is topped up before *every* placement, not once a row",
-                 lambda got, want, *_: isinstance(got, list) and want is not None and got != want),
+            suspect(
+                "after the pause the waiting documents are gone: they belong to the state",
+                lambda documents, capacity, buffer_size, stop=1: fresh_rest(documents, capacity, buffer_size, stop),
+            ),
+            sign(
+                "with the order of arrival lost, ties go to the wrong document: the first of equals wins",
+                lambda got, want, *_: (
+                    isinstance(got, list)
+                    and want is not None
+                    and len(got) == len(want)
+                    and [[t == BOS for t in row] for row in got] == [[t == BOS for t in row] for row in want]
+                ),
+            ),
+            sign(
+                "every row must be full: cut a document only to the room that is left",
+                lambda got, want, documents, capacity, *_: (
+                    isinstance(got, list) and any(len(row) != capacity for row in got)
+                ),
+            ),
+            sign(
+                "rows are missing at the end: go on until no document waits and none is left to read",
+                lambda got, want, *_: isinstance(got, list) and want is not None and len(got) < len(want),
+            ),
+            sign(
+                "the buffer is topped up before *every* placement, not once a row",
+                lambda got, want, *_: isinstance(got, list) and want is not None and got != want,
+            ),
         ],
         hints=[
             "Two loops: over rows, and inside over placements until the row is full. Before each placement the buffer is "
@@ -401,22 +471,41 @@ EXERCISES = [
     Exercise(
         "data.document_mask",
         cases=[
-            example("two documents of 2 and 1",
-                    lambda: (np.array([[4, 7, 4]], np.int32), 4),
-                    np.array([[[True, False, False], [True, True, False], [False, False, True]]])),
+            example(
+                "two documents of 2 and 1",
+                lambda: (np.array([[4, 7, 4]], np.int32), 4),
+                np.array([[[True, False, False], [True, True, False], [False, False, True]]]),
+            ),
             reference("three rows of eleven", bos_rows, against=seen_slowly),
         ],
         causes=[
-            suspect("a query sees the keys after it: keep the lower triangle",
-                    lambda inputs, bos: _same_document(inputs, bos)),
-            suspect("documents are not told apart: number them along time",
-                    lambda inputs, bos: np.broadcast_to(np.tri(inputs.shape[1], dtype=bool), (*inputs.shape, inputs.shape[1]))),
-            sign("number the documents along time, the last axis; along the batch rows are mixed",
-                 lambda got, want, *_: want is not None and getattr(got, "shape", None) == want.shape
-                 and bool((np.asarray(got) != want).any()) and not bool(np.triu(np.asarray(got), 1).any())),
-            sign("this is the transpose: queries are the rows, keys the columns",
-                 lambda got, want, *_: want is not None and getattr(got, "shape", None) == want.shape
-                 and bool((np.asarray(got).swapaxes(1, 2) == want).all())),
+            suspect(
+                "a query sees the keys after it: keep the lower triangle",
+                lambda inputs, bos: _same_document(inputs, bos),
+            ),
+            suspect(
+                "documents are not told apart: number them along time",
+                lambda inputs, bos: np.broadcast_to(
+                    np.tri(inputs.shape[1], dtype=bool), (*inputs.shape, inputs.shape[1])
+                ),
+            ),
+            sign(
+                "number the documents along time, the last axis; along the batch rows are mixed",
+                lambda got, want, *_: (
+                    want is not None
+                    and getattr(got, "shape", None) == want.shape
+                    and bool((np.asarray(got) != want).any())
+                    and not bool(np.triu(np.asarray(got), 1).any())
+                ),
+            ),
+            sign(
+                "this is the transpose: queries are the rows, keys the columns",
+                lambda got, want, *_: (
+                    want is not None
+                    and getattr(got, "shape", None) == want.shape
+                    and bool((np.asarray(got).swapaxes(1, 2) == want).all())
+                ),
+            ),
         ],
         steps=lambda inputs, bos: {"document": np.cumsum(np.asarray(inputs) == bos, axis=-1)},
         hints=[
@@ -432,21 +521,34 @@ EXERCISES = [
         cases=[
             example("even: three stopped together, two go on", ([6, 7, 8], 2), ([6, 7], 0)),
             example("one process of three was slower", ([6, 4, 8], 2), ([6, 7], 1)),
-            prop("nothing twice, nothing lost but what is counted",
-                 lambda rng: ([r + 3 * int(rng.integers(0, 9)) for r in range(3)], 4), _dealt_right),
-            reference("five processes become two", lambda rng: ([r + 5 * int(rng.integers(0, 9)) for r in range(5)], 2)),
+            prop(
+                "nothing twice, nothing lost but what is counted",
+                lambda rng: ([r + 3 * int(rng.integers(0, 9)) for r in range(3)], 4),
+                _dealt_right,
+            ),
+            reference(
+                "five processes become two", lambda rng: ([r + 5 * int(rng.integers(0, 9)) for r in range(5)], 2)
+            ),
         ],
         causes=[
-            sign("the processes of the new run start at the frontier itself: each must start at an item of its own share",
-                 lambda got, want, positions, world: _starts(got) != [] and len({s % world for s in _starts(got)}) < world),
-            sign("these starts leave out items that nobody had read: the furthest item *read* is one stride before the "
-                 "furthest position",
-                 lambda got, want, *_: _starts(got) and _starts(want) and min(_starts(got)) > min(_starts(want))),
-            sign("these starts read items a second time: go on after the furthest item that anyone had read",
-                 lambda got, want, *_: _starts(got) and _starts(want) and min(_starts(got)) < min(_starts(want))),
-            sign("the starts are right, the count of items left out is not: count the items of each old share from its "
-                 "position up to the frontier",
-                 lambda got, want, *_: _starts(got) and _starts(got) == _starts(want)),
+            sign(
+                "the processes of the new run start at the frontier itself: each must start at an item of its own share",
+                lambda got, want, positions, world: any(s % world != r for r, s in enumerate(_starts(got))),
+            ),
+            sign(
+                "these starts leave out items that nobody had read: the furthest item *read* is one stride before the "
+                "furthest position",
+                lambda got, want, *_: _starts(got) and _starts(want) and min(_starts(got)) > min(_starts(want)),
+            ),
+            sign(
+                "these starts read items a second time: go on after the furthest item that anyone had read",
+                lambda got, want, *_: _starts(got) and _starts(want) and min(_starts(got)) < min(_starts(want)),
+            ),
+            sign(
+                "the starts are right, the count of items left out is not: count the items of each old share from its "
+                "position up to the frontier",
+                lambda got, want, *_: _starts(got) and _starts(got) == _starts(want),
+            ),
         ],
         hints=[
             "Write down who had read what for `[6, 4, 8]`: process 1 had read item 1 only, items 4 and 7 are missing. "
@@ -462,15 +564,22 @@ EXERCISES = [
             example("one and a half readings of two allowed", (300, 200, 2.0), 1.5),
             example("exactly what is allowed is enough", (400, 200, 2.0), 2.0),
             example("more than allowed is an error", (401, 200, 2.0), raises(UserError)),
-            prop("the error says what is needed, what there is, and the epochs that would do",
-                 lambda rng: (1_000_000, 400_000, 2.0, "1,234 train documents"),
-                 _says("1,000,000", "800,000", "1,234 train documents", "2.5"), call=_names_both),
+            prop(
+                "the error says what is needed, what there is, and the epochs that would do",
+                lambda rng: (1_000_000, 400_000, 2.0, "1,234 train documents"),
+                _says("1,000,000", "800,000", "1,234 train documents", "2.5"),
+                call=_names_both,
+            ),
         ],
         causes=[
-            sign("exactly `epochs` readings are allowed: only more is an error",
-                 lambda got, want, *_: want == 2.0 and got != 2.0),
-            sign("the ratio is upside down: tokens needed over tokens of one reading",
-                 lambda got, want, *_: isinstance(got, float) and want == 1.5 and abs(got - 2 / 3) < 1e-9),
+            sign(
+                "exactly `epochs` readings are allowed: only more is an error",
+                lambda got, want, *_: want == 2.0 and got != 2.0,
+            ),
+            sign(
+                "the ratio is upside down: tokens needed over tokens of one reading",
+                lambda got, want, *_: isinstance(got, float) and want == 1.5 and abs(got - 2 / 3) < 1e-9,
+            ),
         ],
         hints=[
             "Readings needed = tokens needed / tokens that one reading gives.",
@@ -484,8 +593,12 @@ EXERCISES = [
         cases=[
             prop("all different: silent", lambda rng: (micro_batches(rng),), _silent, call=_names_both),
             prop("neighbours 1 and 2 are equal", lambda rng: with_equal(rng, 1, 2), _says("1", "2"), call=_names_both),
-            prop("0 and 3 are equal, with others between", lambda rng: with_equal(rng, 0, 3), _says("0", "3"),
-                 call=_names_both),
+            prop(
+                "0 and 3 are equal, with others between",
+                lambda rng: with_equal(rng, 0, 3),
+                _says("0", "3"),
+                call=_names_both,
+            ),
             prop("the same numbers in another order are not equal", same_numbers, _silent, call=_names_both),
             prop("padding may repeat", lambda rng: padding(rng, trained=False), _silent, call=_names_both),
         ],
@@ -519,6 +632,19 @@ def _same_document(inputs: np.ndarray, bos: int) -> np.ndarray:
     return mask | mask.swapaxes(1, 2)
 
 
+def _listed(out: object) -> list:
+    return out if isinstance(out, list) else [out]
+
+
+def _differs_where(got: object, want: object, rooms: object, where: Callable) -> bool:
+    """Whether got and want, answers to one room or to many, differ, and only for rooms of a kind."""
+    gots, wants, rooms = map(_listed, (got, want, rooms))
+    if not len(gots) == len(wants) == len(rooms):
+        return False
+    wrong = [room for a, b, room in zip(gots, wants, rooms, strict=True) if a != b]
+    return bool(wrong) and all(map(where, wrong))
+
+
 def _starts(out: object) -> list[int]:
     try:
         return [int(start) for start in out[0]]
@@ -531,39 +657,58 @@ QUIZZES = [
         "data.q_split",
         "A page stands twice in your files. Every 20th document goes to validation. What happens?",
         [
-            Option("Nothing, one page in a million does not matter",
-                   why="One does not. Web text repeats a lot, though, and every copy that lies on both sides is a "
-                   "question whose answer was trained."),
-            Option("The copies may land on both sides, and validation then measures memory", right=True,
-                   why="A rule by content puts equal documents on the same side, wherever they stand."),
-            Option("Training fails: a document must be unique",
-                   why="Nothing fails. That is the trouble: the loss only looks better than it is."),
+            Option(
+                "Nothing, one page in a million does not matter",
+                why="One does not. Web text repeats a lot, though, and every copy that lies on both sides is a "
+                "question whose answer was trained.",
+            ),
+            Option(
+                "The copies may land on both sides, and validation then measures memory",
+                right=True,
+                why="A rule by content puts equal documents on the same side, wherever they stand.",
+            ),
+            Option(
+                "Training fails: a document must be unique",
+                why="Nothing fails. That is the trouble: the loss only looks better than it is.",
+            ),
         ],
     ),
     Quiz(
         "data.q_scale",
         "You switch from end-to-end rows to best fit. The training loss falls by 0.05 at once. Is the model better?",
         [
-            Option("Yes, loss is loss",
-                   why="The rows changed: fewer positions lack the start of their document, so the same model finds "
-                   "the text easier to guess."),
-            Option("One cannot say: loss on different rows is a different measurement", right=True,
-                   why="Compare on one fixed set of validation rows, or on tasks. nanochat's own log says that losses "
-                   "before and after the switch are not comparable."),
-            Option("No, the model is worse, since a third of the text is thrown away",
-                   why="What is thrown away is never seen, but the web is larger than any run: 400 billion tokens are "
-                   "there, a d24 run reads a few billion."),
+            Option(
+                "Yes, loss is loss",
+                why="The rows changed: fewer positions lack the start of their document, so the same model finds "
+                "the text easier to guess.",
+            ),
+            Option(
+                "One cannot say: loss on different rows is a different measurement",
+                right=True,
+                why="Compare on one fixed set of validation rows, or on tasks. nanochat's own log says that losses "
+                "before and after the switch are not comparable.",
+            ),
+            Option(
+                "No, the model is worse, since a third of the text is thrown away",
+                why="What is thrown away is never seen, but the web is larger than any run: 400 billion tokens are "
+                "there, a d24 run reads a few billion.",
+            ),
         ],
     ),
     Quiz(
         "data.q_state",
         "A run must go on token for token. What has to be in its saved state?",
         [
-            Option("The index of the next document",
-                   why="Then the documents that wait in the buffer are lost: a thousand of them in nanochat."),
-            Option("The index, and the documents in the buffer in an order that keeps ties", right=True,
-                   why="All later picks depend on nothing else. Tokeniser, row length and buffer size are compared, so "
-                   "that a state of other settings is refused."),
+            Option(
+                "The index of the next document",
+                why="Then the documents that wait in the buffer are lost: a thousand of them in nanochat.",
+            ),
+            Option(
+                "The index, and the documents in the buffer in an order that keeps ties",
+                right=True,
+                why="All later picks depend on nothing else. Tokeniser, row length and buffer size are compared, so "
+                "that a state of other settings is refused.",
+            ),
             Option("The random seed", why="Nothing is drawn here: the order of documents is fixed."),
         ],
     ),
@@ -571,13 +716,20 @@ QUIZZES = [
         "data.q_mask",
         "Why do nanochat and the 3.8B run train without a mask between documents?",
         [
-            Option("The mask is wrong: documents of a row belong together",
-                   why="They do not: they are neighbours because their lengths fit."),
-            Option("Measured at their size it changed nothing, and it costs code and kernels", right=True,
-                   why="At depth 16: 0.85427 against 0.85407 bits per byte, which is noise. A deep model learns what "
-                   "BOS means."),
-            Option("Masks do not work with flash attention",
-                   why="They do: variable-length kernels exist, and nanochat tried one."),
+            Option(
+                "The mask is wrong: documents of a row belong together",
+                why="They do not: they are neighbours because their lengths fit.",
+            ),
+            Option(
+                "Measured at their size it changed nothing, and it costs code and kernels",
+                right=True,
+                why="At depth 16: 0.85427 against 0.85407 bits per byte, which is noise. A deep model learns what "
+                "BOS means.",
+            ),
+            Option(
+                "Masks do not work with flash attention",
+                why="They do: variable-length kernels exist, and nanochat tried one.",
+            ),
         ],
     ),
 ]
