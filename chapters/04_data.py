@@ -32,13 +32,29 @@ import tempfile
 from bisect import bisect_right, insort
 from itertools import islice
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+# %% [markdown] id="shards-text"
+# ## 1. Shards
+#
+# A training set is too large for one file. ClimbMix, the text that nanochat trains on, is about 400 billion tokens in
+# **6,543 shards**: parquet files of one column `text`, each with at least 250 million characters, some 90 MB once it
+# is compressed. All documents were shuffled *once* before they were written, so that a run may read shards in order,
+# and any prefix of them is a fair sample. A shard holds *row groups* of 1,024 documents; a reader takes one group at a
+# time, so nobody ever needs the whole file in memory.
+#
+# Here is the same in small: the language reference that comes with Python, in four shards.
+
+# %% id="shards"
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from nanochat_lib.corpus import HELD_OUT, FileCorpus
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     choice,
@@ -63,22 +79,6 @@ from nanochat_lib.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, S
 from nanochat_lib.report.strips import batch_grid
 from nanochat_lib.supply import check_enough
 from nanochat_lib.tokenizer import Tokenizer
-
-# %% [markdown] id="shards-text"
-# ## 1. Shards
-#
-# A training set is too large for one file. ClimbMix, the text that nanochat trains on, is about 400 billion tokens in
-# **6,543 shards**: parquet files of one column `text`, each with at least 250 million characters, some 90 MB once it
-# is compressed. All documents were shuffled *once* before they were written, so that a run may read shards in order,
-# and any prefix of them is a fair sample. A shard holds *row groups* of 1,024 documents; a reader takes one group at a
-# time, so nobody ever needs the whole file in memory.
-#
-# Here is the same in small: the language reference that comes with Python, in four shards.
-
-# %% id="shards"
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydoc_data.topics import topics
 
 passages = [part for name in sorted(topics) for part in topics[name].split("\n\n") if len(part) > 20]
 order = np.random.default_rng(42).permutation(len(passages))
@@ -127,11 +127,15 @@ held_out_rule = mine("data.held_out")
 pages = [f"page {i}" for i in range(2000)]
 twice = pages + pages[::-1]
 sides = [held_out_rule(text) for text in twice]
-print(f"{sum(sides)} of {len(twice)} held out; copies on different sides: "
-      f"{sum(a != b for a, b in zip(sides[:2000], sides[:1999:-1], strict=True))}")
+print(
+    f"{sum(sides)} of {len(twice)} held out; copies on different sides: "
+    f"{sum(a != b for a, b in zip(sides[:2000], sides[:1999:-1], strict=True))}"
+)
 every_20th = [i % 20 == 0 for i in range(len(twice))]
-print("every 20th instead; copies on different sides: "
-      f"{sum(a != b for a, b in zip(every_20th[:2000], every_20th[:1999:-1], strict=True))}")
+print(
+    "every 20th instead; copies on different sides: "
+    f"{sum(a != b for a, b in zip(every_20th[:2000], every_20th[:1999:-1], strict=True))}"
+)
 
 # %% [markdown] id="concat-text"
 # ## 2. End to end: the naive rows
@@ -159,8 +163,10 @@ documents = tokenizer.encode(list(corpus.documents("train")), prepend=tokenizer.
 T = 64  # tokens of a row
 print(f"{len(documents)} documents, {np.mean([len(d) for d in documents]):.0f} tokens on average")
 naive = mine("data.concat_rows")(documents, T + 1)
-show(batch_grid(naive[:14, :-1], tokenizer.bos_id, title="End to end"),
-     alt="fourteen rows of 64 tokens, documents in tints; most rows begin in the middle of a document")
+show(
+    batch_grid(naive[:14, :-1], tokenizer.bos_id, title="End to end"),
+    alt="fourteen rows of 64 tokens, documents in tints; most rows begin in the middle of a document",
+)
 
 # %% [markdown] id="concat-look"
 # Nothing is lost, but look at the left edge: most rows start in the middle of a document. The model is asked to go on
@@ -281,14 +287,19 @@ greedy = 100 * in_order(web, ROW)
 figure, (left, right) = new_figure(1, 2, height=2.9, width=7.6)
 left.axhline(greedy, color=FAINT, linestyle=":", label="in order")
 left.plot(np.arange(1, len(windows) + 1) * 0.5, windows, color=BLUE, label="best fit, buffer 1,000")
-left.plot(np.arange(1, len(cut_windows) + 1) * 0.5, cut_windows, color=GREEN, linestyle="--", label="long ones cut first")
+left.plot(
+    np.arange(1, len(cut_windows) + 1) * 0.5, cut_windows, color=GREEN, linestyle="--", label="long ones cut first"
+)
 left.axhline(100 * excess, color=FAINT, linestyle="-.", label="unavoidable")
 left.set(title="Tokens dropped", xlabel="rows made (thousands)", ylabel="% of tokens read", ylim=(0, 52))
 left.legend(fontsize=8, ncols=2, loc="upper center")
 right.plot(np.arange(1, len(too_long) + 1) / 1000, np.array(too_long) / 10, color=RED)
 right.set(title="The buffer silts up", xlabel="rows made (thousands)", ylabel="% longer than a row", ylim=(0, 104))
-show(figure, alt="left: the dropped share of best fit starts near 15 % and rises to that of cutting in order; cutting long "
-     "documents first stays near the unavoidable share. right: the share of the buffer too long for a row rises to 100 %")
+show(
+    figure,
+    alt="left: the dropped share of best fit starts near 15 % and rises to that of cutting in order; cutting long "
+    "documents first stays near the unavoidable share. right: the share of the buffer too long for a row rises to 100 %",
+)
 
 # %% [markdown] id="silt-look"
 # Best fit starts brilliantly, below even the unavoidable share, because it postpones the long documents. They never
@@ -355,8 +366,9 @@ def draw_rows(documents="web pages", row_tokens=200, buffer=50):
                 ax.barh(i, min(drop, row_tokens), left=row_tokens, color=RED, alpha=0.35, height=0.8)
     ax.axvline(row_tokens, color=RED, linewidth=1)
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 2.02 * row_tokens), xlabel="tokens", ylabel="row")
-    ax.set_title(f"{kept:,} tokens kept, {dropped:,} dropped ({dropped / (kept + dropped):.0%}); "
-                 f"in order {orderly:.0f} %")
+    ax.set_title(
+        f"{kept:,} tokens kept, {dropped:,} dropped ({dropped / (kept + dropped):.0%}); in order {orderly:.0f} %"
+    )
     ax.grid(visible=False)
     return figure
 
@@ -402,8 +414,10 @@ check("data.pack_rows", pack_rows)
 # %% id="resume-run"
 stream = mine("data.pack_rows")
 packed = [row for row, _ in islice(stream(documents, T + 1, 200), 300)]
-show(batch_grid(np.array(packed[100:280:13])[:, :-1], tokenizer.bos_id, title="Best fit"),
-     alt="fourteen rows of 64 tokens, documents in tints; every row begins where a document begins")
+show(
+    batch_grid(np.array(packed[100:280:13])[:, :-1], tokenizer.bos_id, title="Best fit"),
+    alt="fourteen rows of 64 tokens, documents in tints; every row begins where a document begins",
+)
 
 # %% [markdown] id="resume-look"
 # Every row starts with a new tint. Now the real loader, `PretrainLoader`: the same rule with a faster buffer, batches
@@ -421,8 +435,10 @@ with open_stream(state=json.loads(saved)) as rest:
     again = list(islice(rest, 12))
 same = all((a.inputs == b.inputs).all() for a, b in zip(batches[12:], again, strict=True))
 print(f"12 batches after the pause, all equal: {same}")
-print(f"the state: document {batches[11].after['position']} comes next, {len(batches[11].buffered)} wait, "
-      f"{len(saved) / 1024:.0f} KiB as JSON")
+print(
+    f"the state: document {batches[11].after['position']} comes next, {len(batches[11].buffered)} wait, "
+    f"{len(saved) / 1024:.0f} KiB as JSON"
+)
 
 forgetful = json.loads(saved) | {"buffer": encode_documents([])}
 with open_stream(state=forgetful) as rest:
@@ -463,7 +479,9 @@ with open_stream() as stream_of_one:
     one = next(islice(stream_of_one, 30, None)).state
 for rank in range(2):
     state, _ = share_states([one], rank, 2)
-    print(f"process {rank} of 2 gets {len(state['buffer']['lengths'])} waiting documents, goes on at {state['position']}")
+    print(
+        f"process {rank} of 2 gets {len(state['buffer']['lengths'])} waiting documents, goes on at {state['position']}"
+    )
 
 # %% [markdown] id="mask-text"
 # ## 6. Masks between documents
@@ -494,8 +512,11 @@ ax.imshow(np.where(~causal, 0.0, np.where(seen, 1.0, 0.45)), cmap="Blues", vmax=
 ax.set(title="Keys that a query sees", xlabel="key", ylabel="query")
 ax.grid(visible=False)
 ax.text(60, 8, "dark: own document\nlight: other documents", ha="right", va="center", fontsize=8.5)
-show(figure, alt="a triangle of visible keys; dark triangles along the diagonal are the documents, the light rest is other "
-     "documents")
+show(
+    figure,
+    alt="a triangle of visible keys; dark triangles along the diagonal are the documents, the light rest is other "
+    "documents",
+)
 rows = np.concatenate([batch.inputs for batch in batches])
 share = 1 - np.asarray(masks(jnp.asarray(rows), tokenizer.bos_id)).sum() / (len(rows) * causal.sum())
 print(f"{share:.0%} of all visible pairs cross a border between documents, in {len(rows)} rows")
@@ -552,8 +573,9 @@ def update(params, moments, inputs, targets, mask):
 
 
 with open_stream("val", rows=64, epochs=None) as held:
-    held_inputs, held_targets = (np.concatenate(parts) for parts in zip(
-        *((b.inputs, b.targets) for b in islice(held, 2)), strict=True))
+    held_inputs, held_targets = (
+        np.concatenate(parts) for parts in zip(*((b.inputs, b.targets) for b in islice(held, 2)), strict=True)
+    )
 held_loss = jax.jit(nll)
 
 
@@ -591,8 +613,10 @@ plain_losses, plain_held = train(right_steps)
 _, masked_held = train(right_steps, masked=True)
 if not fast():
     _, other_seed = train(right_steps, seed=1)
-    print(f"held-out loss: {plain_held[-1]:.3f} without mask, {masked_held[-1]:.3f} with, "
-          f"{other_seed[-1]:.3f} without mask from another seed")
+    print(
+        f"held-out loss: {plain_held[-1]:.3f} without mask, {masked_held[-1]:.3f} with, "
+        f"{other_seed[-1]:.3f} without mask from another seed"
+    )
     about(plain_held[-1] - masked_held[-1], 0.09, within=0.06, name="gain of the mask, nats")
 
 # %% [markdown] id="mask-verdict"
@@ -706,8 +730,11 @@ right.plot(at, plain_held, color=BLUE, marker="o", markersize=4, label="copied")
 right.plot(at, wrong_held, color=RED, marker="s", markersize=4, linestyle="--", label="np.asarray")
 right.set(title="Held-out text", xlabel="step")
 right.legend(fontsize=8.5)
-show(figure, alt="left: the training losses of both runs fall, that of the buggy run is higher and noisier. right: on "
-     "held-out text the buggy run stays clearly above the right one")
+show(
+    figure,
+    alt="left: the training losses of both runs fall, that of the buggy run is higher and noisier. right: on "
+    "held-out text the buggy run stays clearly above the right one",
+)
 if not fast():
     print(f"held-out loss: {plain_held[-1]:.2f} copied, {wrong_held[-1]:.2f} with np.asarray")
     about(wrong_held[-1] - plain_held[-1], 0.45, within=0.2, name="what the bug costs, nats")

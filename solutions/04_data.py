@@ -32,13 +32,28 @@ import tempfile
 from bisect import bisect_right, insort
 from itertools import islice
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+# %% [markdown] id="shards-text"
+# ## 1. Shards
+#
+# A training set is too large for one file. ClimbMix, the text that nanochat trains on, is about 400 billion tokens in
+# **6,543 shards**: parquet files of one column `text`, each with at least 250 million characters, some 90 MB once it
+# is compressed. All documents were shuffled *once* before they were written, so that a run may read shards in order,
+# and any prefix of them is a fair sample. A shard holds *row groups* of 1,024 documents; a reader takes one group at a
+# time, so nobody ever needs the whole file in memory.
+#
+# Here is the same in small: the language reference that comes with Python, in four shards.
+# %% id="shards"
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from nanochat_lib.corpus import HELD_OUT, FileCorpus
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     choice,
@@ -63,22 +78,6 @@ from nanochat_lib.report.plots import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, S
 from nanochat_lib.report.strips import batch_grid
 from nanochat_lib.supply import check_enough
 from nanochat_lib.tokenizer import Tokenizer
-
-# %% [markdown] id="shards-text"
-# ## 1. Shards
-#
-# A training set is too large for one file. ClimbMix, the text that nanochat trains on, is about 400 billion tokens in
-# **6,543 shards**: parquet files of one column `text`, each with at least 250 million characters, some 90 MB once it
-# is compressed. All documents were shuffled *once* before they were written, so that a run may read shards in order,
-# and any prefix of them is a fair sample. A shard holds *row groups* of 1,024 documents; a reader takes one group at a
-# time, so nobody ever needs the whole file in memory.
-#
-# Here is the same in small: the language reference that comes with Python, in four shards.
-
-# %% id="shards"
-import pyarrow as pa
-import pyarrow.parquet as pq
-from pydoc_data.topics import topics
 
 passages = [part for name in sorted(topics) for part in topics[name].split("\n\n") if len(part) > 20]
 order = np.random.default_rng(42).permutation(len(passages))
@@ -110,6 +109,7 @@ quiz("data.q_split")
 # So the *content* decides. A hash of the text gives a number that looks random, yet is the same for equal texts, on
 # every machine and in every order. About one text in twenty falls below 0.05.
 
+
 # %% tags=["exercise"] id="data.held_out" points=1 minutes=10 level=1 library="nanochat_lib.corpus:held_out"
 def held_out(text: str, share: float = HELD_OUT) -> bool:
     """Whether a document is for validation.
@@ -131,30 +131,46 @@ check("data.held_out", held_out)
 from nanochat_lib.course.author import budget, example, hidden, mutant, prop, reference
 from nanochat_lib.course.checks import data as checks
 
-hidden("data.held_out",
+hidden(
+    "data.held_out",
     reference("the default share", lambda rng: checks.some_texts(rng, 200), call=checks._many),
-    example("nothing is held out at share 0", (["a", "b"],), [False, False],
-            call=lambda fn, texts: [bool(fn(text, 0.0)) for text in texts]),
-    reference("spaces count", lambda rng: ([" " * n + f"{rng.integers(9)}" for n in range(40)],),
-              call=lambda fn, texts: [bool(fn(text, 0.3)) for text in texts]),
+    example(
+        "nothing is held out at share 0",
+        (["a", "b"],),
+        [False, False],
+        call=lambda fn, texts: [bool(fn(text, 0.0)) for text in texts],
+    ),
+    reference(
+        "spaces count",
+        lambda rng: ([" " * n + f"{rng.integers(9)}" for n in range(40)],),
+        call=lambda fn, texts: [bool(fn(text, 0.3)) for text in texts],
+    ),
 )
 mutant("data.held_out", '"val"', '"train"', says="another first part")
 mutant("data.held_out", "< share", ">= share", says="other way")
 mutant("data.held_out", "text.encode()", "text.strip().encode()", says="strip()")
 mutant("data.held_out", "sha256", "md5", says="use sha256")
-mutant("data.held_out", 'fraction("val", hashlib.sha256(text.encode()).hexdigest())', "hash(text) % 1000 / 1000",
-       says="use sha256")
+mutant(
+    "data.held_out",
+    'fraction("val", hashlib.sha256(text.encode()).hexdigest())',
+    "hash(text) % 1000 / 1000",
+    says="use sha256",
+)
 
 # %% id="held-out-run"
 held_out_rule = mine("data.held_out")
 pages = [f"page {i}" for i in range(2000)]
 twice = pages + pages[::-1]
 sides = [held_out_rule(text) for text in twice]
-print(f"{sum(sides)} of {len(twice)} held out; copies on different sides: "
-      f"{sum(a != b for a, b in zip(sides[:2000], sides[:1999:-1], strict=True))}")
+print(
+    f"{sum(sides)} of {len(twice)} held out; copies on different sides: "
+    f"{sum(a != b for a, b in zip(sides[:2000], sides[:1999:-1], strict=True))}"
+)
 every_20th = [i % 20 == 0 for i in range(len(twice))]
-print("every 20th instead; copies on different sides: "
-      f"{sum(a != b for a, b in zip(every_20th[:2000], every_20th[:1999:-1], strict=True))}")
+print(
+    "every 20th instead; copies on different sides: "
+    f"{sum(a != b for a, b in zip(every_20th[:2000], every_20th[:1999:-1], strict=True))}"
+)
 
 # %% [markdown] id="concat-text"
 # ## 2. End to end: the naive rows
@@ -164,6 +180,7 @@ print("every 20th instead; copies on different sides: "
 # model that what stood before does not matter.
 #
 # The simplest way wastes nothing: write all documents end to end, and cut the ribbon every $T+1$ tokens.
+
 
 # %% tags=["exercise"] id="data.concat_rows" points=1 minutes=10 level=1
 def concat_rows(documents: list, capacity: int) -> np.ndarray:
@@ -184,9 +201,14 @@ def concat_rows(documents: list, capacity: int) -> np.ndarray:
 check("data.concat_rows", concat_rows)
 
 # %% tags=["hidden"] id="data.concat_rows.hidden"
-hidden("data.concat_rows",
-    reference("sixty documents", lambda rng: (checks.random_documents(rng, 60, 25), 13),
-              against=checks._concatenated, dtype="int32"),
+hidden(
+    "data.concat_rows",
+    reference(
+        "sixty documents",
+        lambda rng: (checks.random_documents(rng, 60, 25), 13),
+        against=checks._concatenated,
+        dtype="int32",
+    ),
     example("less than a row", ([[0, 1], [0]], 9), np.zeros((0, 9), np.int32)),
 )
 mutant("data.concat_rows", "len(stream) // capacity", "-(-len(stream) // capacity)", says="ValueError")
@@ -200,8 +222,10 @@ documents = tokenizer.encode(list(corpus.documents("train")), prepend=tokenizer.
 T = 64  # tokens of a row
 print(f"{len(documents)} documents, {np.mean([len(d) for d in documents]):.0f} tokens on average")
 naive = mine("data.concat_rows")(documents, T + 1)
-show(batch_grid(naive[:14, :-1], tokenizer.bos_id, title="End to end"),
-     alt="fourteen rows of 64 tokens, documents in tints; most rows begin in the middle of a document")
+show(
+    batch_grid(naive[:14, :-1], tokenizer.bos_id, title="End to end"),
+    alt="fourteen rows of 64 tokens, documents in tints; most rows begin in the middle of a document",
+)
 
 # %% [markdown] id="concat-look"
 # Nothing is lost, but look at the left edge: most rows start in the middle of a document. The model is asked to go on
@@ -219,6 +243,7 @@ show(batch_grid(naive[:14, :-1], tokenizer.bos_id, title="End to end"),
 # Then the row is full. The packer asks the same question over and over: here are the lengths that wait, here is the
 # room. Which one? A buffer of 1,000 documents is asked a few times for each row, so an answer that looks at every
 # length is too slow.
+
 
 # %% tags=["exercise"] id="data.best_fit" points=2 minutes=15 level=2 library="nanochat_lib.packing:best_fit"
 def best_fit(lengths: list, room: int, crop: bool = True) -> int | None:
@@ -241,9 +266,13 @@ def best_fit(lengths: list, room: int, crop: bool = True) -> int | None:
 check("data.best_fit", best_fit)
 
 # %% tags=["hidden"] id="data.best_fit.hidden"
-hidden("data.best_fit",
-    reference("chat rows", lambda rng: (np.unique(rng.integers(20, 90, 9)).tolist(), rng.integers(1, 99, 99).tolist()),
-              call=lambda fn, lengths, rooms: [fn(lengths, room, False) is None for room in rooms]),
+hidden(
+    "data.best_fit",
+    reference(
+        "chat rows",
+        lambda rng: (np.unique(rng.integers(20, 90, 9)).tolist(), rng.integers(1, 99, 99).tolist()),
+        call=lambda fn, lengths, rooms: [fn(lengths, room, False) is None for room in rooms],
+    ),
     example("one document, too long", ([7], 3), 0),
     example("room for all", ([1, 2, 3], 9), 2),
     budget("a long buffer", checks.long_lengths, time=40.0, call=checks.many_picks),
@@ -345,14 +374,19 @@ greedy = 100 * in_order(web, ROW)
 figure, (left, right) = new_figure(1, 2, height=2.9, width=7.6)
 left.axhline(greedy, color=FAINT, linestyle=":", label="in order")
 left.plot(np.arange(1, len(windows) + 1) * 0.5, windows, color=BLUE, label="best fit, buffer 1,000")
-left.plot(np.arange(1, len(cut_windows) + 1) * 0.5, cut_windows, color=GREEN, linestyle="--", label="long ones cut first")
+left.plot(
+    np.arange(1, len(cut_windows) + 1) * 0.5, cut_windows, color=GREEN, linestyle="--", label="long ones cut first"
+)
 left.axhline(100 * excess, color=FAINT, linestyle="-.", label="unavoidable")
 left.set(title="Tokens dropped", xlabel="rows made (thousands)", ylabel="% of tokens read", ylim=(0, 52))
 left.legend(fontsize=8, ncols=2, loc="upper center")
 right.plot(np.arange(1, len(too_long) + 1) / 1000, np.array(too_long) / 10, color=RED)
 right.set(title="The buffer silts up", xlabel="rows made (thousands)", ylabel="% longer than a row", ylim=(0, 104))
-show(figure, alt="left: the dropped share of best fit starts near 15 % and rises to that of cutting in order; cutting long "
-     "documents first stays near the unavoidable share. right: the share of the buffer too long for a row rises to 100 %")
+show(
+    figure,
+    alt="left: the dropped share of best fit starts near 15 % and rises to that of cutting in order; cutting long "
+    "documents first stays near the unavoidable share. right: the share of the buffer too long for a row rises to 100 %",
+)
 
 # %% [markdown] id="silt-look"
 # Best fit starts brilliantly, below even the unavoidable share, because it postpones the long documents. They never
@@ -419,8 +453,9 @@ def draw_rows(documents="web pages", row_tokens=200, buffer=50):
                 ax.barh(i, min(drop, row_tokens), left=row_tokens, color=RED, alpha=0.35, height=0.8)
     ax.axvline(row_tokens, color=RED, linewidth=1)
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 2.02 * row_tokens), xlabel="tokens", ylabel="row")
-    ax.set_title(f"{kept:,} tokens kept, {dropped:,} dropped ({dropped / (kept + dropped):.0%}); "
-                 f"in order {orderly:.0f} %")
+    ax.set_title(
+        f"{kept:,} tokens kept, {dropped:,} dropped ({dropped / (kept + dropped):.0%}); in order {orderly:.0f} %"
+    )
     ax.grid(visible=False)
     return figure
 
@@ -445,6 +480,7 @@ explore(
 
 # %% id="state-quiz"
 quiz("data.q_state")
+
 
 # %% tags=["exercise"] id="data.pack_rows" points=5 minutes=35 level=3
 def pack_rows(documents: list, capacity: int, buffer_size: int, state: dict | None = None):
@@ -484,15 +520,32 @@ def pack_rows(documents: list, capacity: int, buffer_size: int, state: dict | No
 check("data.pack_rows", pack_rows)
 
 # %% tags=["hidden"] id="data.pack_rows.hidden"
-hidden("data.pack_rows",
-    reference("a buffer of one", lambda rng: (checks.random_documents(rng, 60, 30), 16, 1),
-              against=checks.packed_rows, call=checks.rows_only),
-    reference("many of equal length", lambda rng: (checks.numbered(rng.integers(3, 6, 90)), 11, 7),
-              against=checks.packed_rows, call=checks.rows_only),
-    reference("an early state, used late", lambda rng: (checks.random_documents(rng, 120, 30), 16, 9, 4),
-              against=checks.packed_rows, call=checks.states_kept),
-    reference("stopped after the first row", lambda rng: (checks.random_documents(rng, 80, 24), 16, 20, 1),
-              against=checks.packed_rows, call=checks.interrupted),
+hidden(
+    "data.pack_rows",
+    reference(
+        "a buffer of one",
+        lambda rng: (checks.random_documents(rng, 60, 30), 16, 1),
+        against=checks.packed_rows,
+        call=checks.rows_only,
+    ),
+    reference(
+        "many of equal length",
+        lambda rng: (checks.numbered(rng.integers(3, 6, 90)), 11, 7),
+        against=checks.packed_rows,
+        call=checks.rows_only,
+    ),
+    reference(
+        "an early state, used late",
+        lambda rng: (checks.random_documents(rng, 120, 30), 16, 9, 4),
+        against=checks.packed_rows,
+        call=checks.states_kept,
+    ),
+    reference(
+        "stopped after the first row",
+        lambda rng: (checks.random_documents(rng, 80, 24), 16, 20, 1),
+        against=checks.packed_rows,
+        call=checks.interrupted,
+    ),
 )
 mutant("data.pack_rows", 'list(state["waiting"])', "[]", says="belong to the state")
 mutant("data.pack_rows", "max(fitting, key=len)", "fitting[0]", says="expected")
@@ -506,12 +559,15 @@ mutant("data.pack_rows", "if not waiting:", "if len(waiting) < buffer_size:", sa
 # %% id="resume-run"
 stream = mine("data.pack_rows")
 packed = [row for row, _ in islice(stream(documents, T + 1, 200), 300)]
-show(batch_grid(np.array(packed[100:280:13])[:, :-1], tokenizer.bos_id, title="Best fit"),
-     alt="fourteen rows of 64 tokens, documents in tints; every row begins where a document begins")
+show(
+    batch_grid(np.array(packed[100:280:13])[:, :-1], tokenizer.bos_id, title="Best fit"),
+    alt="fourteen rows of 64 tokens, documents in tints; every row begins where a document begins",
+)
 
 # %% [markdown] id="resume-look"
 # Every row starts with a new tint. Now the real loader, `PretrainLoader`: the same rule with a faster buffer, batches
 # of (B, T) prepared by a thread ahead of time, and a state with each batch. Stop it after batch 12 and go on.
+
 
 # %% id="resume-loader"
 def open_stream(split="train", rows=2, state=None, epochs=4.0):
@@ -525,8 +581,10 @@ with open_stream(state=json.loads(saved)) as rest:
     again = list(islice(rest, 12))
 same = all((a.inputs == b.inputs).all() for a, b in zip(batches[12:], again, strict=True))
 print(f"12 batches after the pause, all equal: {same}")
-print(f"the state: document {batches[11].after['position']} comes next, {len(batches[11].buffered)} wait, "
-      f"{len(saved) / 1024:.0f} KiB as JSON")
+print(
+    f"the state: document {batches[11].after['position']} comes next, {len(batches[11].buffered)} wait, "
+    f"{len(saved) / 1024:.0f} KiB as JSON"
+)
 
 forgetful = json.loads(saved) | {"buffer": encode_documents([])}
 with open_stream(state=forgetful) as rest:
@@ -538,6 +596,7 @@ print(f"with the buffer forgotten: {equal} of 12 batches are equal")
 # One process is not enough for long. With $W$ of them, process $r$ reads documents $r$, $r+W$, $r+2W$, …: each document
 # is read once. But the spot machine with three processes is gone, and the next one has two. Each of the old processes
 # had a *position*, its next document, and they were not equally fast. Where do the new ones start?
+
 
 # %% tags=["exercise"] id="data.deal_anew" points=3 minutes=20 level=3 library="nanochat_lib.loader:deal_anew"
 def deal_anew(positions: list, world: int) -> tuple[list, int]:
@@ -561,11 +620,15 @@ def deal_anew(positions: list, world: int) -> tuple[list, int]:
 check("data.deal_anew", deal_anew)
 
 # %% tags=["hidden"] id="data.deal_anew.hidden"
-hidden("data.deal_anew",
+hidden(
+    "data.deal_anew",
     example("nobody had read anything", ([0, 1, 2], 2), ([0, 1], 0)),
     reference("two become seven", lambda rng: ([r + 2 * int(rng.integers(0, 9)) for r in range(2)], 7)),
-    prop("one process goes on alone", lambda rng: ([r + 6 * int(rng.integers(0, 5)) for r in range(6)], 1),
-         checks._dealt_right),
+    prop(
+        "one process goes on alone",
+        lambda rng: ([r + 6 * int(rng.integers(0, 5)) for r in range(6)], 1),
+        checks._dealt_right,
+    ),
 )
 mutant("data.deal_anew", "max(positions) - before + 1", "max(positions)", says="furthest item *read*")
 mutant("data.deal_anew", "max(positions) - before + 1", "min(positions)", says="second time")
@@ -588,7 +651,9 @@ with open_stream() as stream_of_one:
     one = next(islice(stream_of_one, 30, None)).state
 for rank in range(2):
     state, _ = share_states([one], rank, 2)
-    print(f"process {rank} of 2 gets {len(state['buffer']['lengths'])} waiting documents, goes on at {state['position']}")
+    print(
+        f"process {rank} of 2 gets {len(state['buffer']['lengths'])} waiting documents, goes on at {state['position']}"
+    )
 
 # %% [markdown] id="mask-text"
 # ## 6. Masks between documents
@@ -596,6 +661,7 @@ for rank in range(2):
 # A row holds several documents that have nothing to do with each other. Attention looks back over all of them. Should
 # it? A **document mask** lets a token see its own document only: key $j$ is visible to query $i$ if $j \le i$ and no
 # BOS stands between them.
+
 
 # %% tags=["exercise"] id="data.document_mask" points=2 minutes=15 level=2
 def document_mask(inputs: jax.Array, bos: int) -> jax.Array:
@@ -618,12 +684,17 @@ def document_mask(inputs: jax.Array, bos: int) -> jax.Array:
 check("data.document_mask", document_mask)
 
 # %% tags=["hidden"] id="data.document_mask.hidden"
-hidden("data.document_mask",
-    reference("one long document", lambda rng: (np.array([[4, 5, 6, 7, 8, 9, 5]] * 2, np.int32), 4),
-              against=checks.seen_slowly),
+hidden(
+    "data.document_mask",
+    reference(
+        "one long document",
+        lambda rng: (np.array([[4, 5, 6, 7, 8, 9, 5]] * 2, np.int32), 4),
+        against=checks.seen_slowly,
+    ),
     reference("a wide batch", lambda rng: checks.bos_rows(rng, (5, 7)), against=checks.seen_slowly),
-    reference("two BOS side by side", lambda rng: (np.array([[4, 4, 7], [4, 7, 4]], np.int32), 4),
-              against=checks.seen_slowly),
+    reference(
+        "two BOS side by side", lambda rng: (np.array([[4, 4, 7], [4, 7, 4]], np.int32), 4), against=checks.seen_slowly
+    ),
 )
 mutant("data.document_mask", "axis=-1", "axis=0", says="document")
 mutant("data.document_mask", "jnp.tril(", "jnp.triu(", says="transpose")
@@ -641,8 +712,11 @@ ax.imshow(np.where(~causal, 0.0, np.where(seen, 1.0, 0.45)), cmap="Blues", vmax=
 ax.set(title="Keys that a query sees", xlabel="key", ylabel="query")
 ax.grid(visible=False)
 ax.text(60, 8, "dark: own document\nlight: other documents", ha="right", va="center", fontsize=8.5)
-show(figure, alt="a triangle of visible keys; dark triangles along the diagonal are the documents, the light rest is other "
-     "documents")
+show(
+    figure,
+    alt="a triangle of visible keys; dark triangles along the diagonal are the documents, the light rest is other "
+    "documents",
+)
 rows = np.concatenate([batch.inputs for batch in batches])
 share = 1 - np.asarray(masks(jnp.asarray(rows), tokenizer.bos_id)).sum() / (len(rows) * causal.sum())
 print(f"{share:.0%} of all visible pairs cross a border between documents, in {len(rows)} rows")
@@ -699,8 +773,9 @@ def update(params, moments, inputs, targets, mask):
 
 
 with open_stream("val", rows=64, epochs=None) as held:
-    held_inputs, held_targets = (np.concatenate(parts) for parts in zip(
-        *((b.inputs, b.targets) for b in islice(held, 2)), strict=True))
+    held_inputs, held_targets = (
+        np.concatenate(parts) for parts in zip(*((b.inputs, b.targets) for b in islice(held, 2)), strict=True)
+    )
 held_loss = jax.jit(nll)
 
 
@@ -738,8 +813,10 @@ plain_losses, plain_held = train(right_steps)
 _, masked_held = train(right_steps, masked=True)
 if not fast():
     _, other_seed = train(right_steps, seed=1)
-    print(f"held-out loss: {plain_held[-1]:.3f} without mask, {masked_held[-1]:.3f} with, "
-          f"{other_seed[-1]:.3f} without mask from another seed")
+    print(
+        f"held-out loss: {plain_held[-1]:.3f} without mask, {masked_held[-1]:.3f} with, "
+        f"{other_seed[-1]:.3f} without mask from another seed"
+    )
     about(plain_held[-1] - masked_held[-1], 0.09, within=0.06, name="gain of the mask, nats")
 
 # %% [markdown] id="mask-verdict"
@@ -760,6 +837,7 @@ quiz("data.q_mask")
 # a second time, and nobody notices: one of the incidents of nanochat's port was exactly that, an over-trained model
 # from data that had silently wrapped. So count first. Tokens that a run needs against tokens that one reading gives;
 # more than the `epochs` that were asked for is an error *before step 0*.
+
 
 # %% tags=["exercise"] id="data.readings_needed" points=2 minutes=10 level=1 library="nanochat_lib.supply:readings_needed"
 def readings_needed(tokens_needed: int, tokens: float, epochs: float, what: str = "the documents") -> float:
@@ -787,11 +865,20 @@ def readings_needed(tokens_needed: int, tokens: float, epochs: float, what: str 
 check("data.readings_needed", readings_needed)
 
 # %% tags=["hidden"] id="data.readings_needed.hidden"
-hidden("data.readings_needed",
-    prop("rounded up, not down", lambda rng: (334_000, 100_000, 1.0), checks._says("334,000", "100,000", "3.34"),
-         call=checks._names_both),
-    prop("a digit more is rounded up", lambda rng: (333_100, 100_000, 3.0), checks._says("3.34", "300,000"),
-         call=checks._names_both),
+hidden(
+    "data.readings_needed",
+    prop(
+        "rounded up, not down",
+        lambda rng: (334_000, 100_000, 1.0),
+        checks._says("334,000", "100,000", "3.34"),
+        call=checks._names_both,
+    ),
+    prop(
+        "a digit more is rounded up",
+        lambda rng: (333_100, 100_000, 3.0),
+        checks._says("3.34", "300,000"),
+        call=checks._names_both,
+    ),
     reference("less than one reading", lambda rng: (int(rng.integers(1, 900)), 1000.0, 1.0)),
 )
 mutant("data.readings_needed", "readings > epochs", "readings >= epochs", says="exactly what is allowed is enough")
@@ -837,6 +924,7 @@ about(tokens / of_a_shard, 172, within=2, name="shards for a d24 run")
 # The loader kept *one* array and filled it anew for each batch, which is fine as long as a batch is used before the
 # next one is asked for. A step, however, collects several micro-batches first.
 
+
 # %% id="lesson-loader"
 def one_buffer(source):
     """A loader that hands out the same array again and again, each time filled with the next rows."""
@@ -863,6 +951,7 @@ print("all of them share one piece of memory:", all(np.shares_memory(group[0], r
 # `np.asarray` copies nothing when it is given an array: it is a second name for it. `np.array` copies. One letter pair
 # is the whole bug. Here is what it costs: the same loader, the same model, the same steps.
 
+
 # %% id="lesson-run"
 def wrong_steps(source):
     return [np.stack([np.asarray(rows) for rows in [next(source) for _ in range(A)]]) for _ in range(STEPS)]
@@ -882,8 +971,11 @@ right.plot(at, plain_held, color=BLUE, marker="o", markersize=4, label="copied")
 right.plot(at, wrong_held, color=RED, marker="s", markersize=4, linestyle="--", label="np.asarray")
 right.set(title="Held-out text", xlabel="step")
 right.legend(fontsize=8.5)
-show(figure, alt="left: the training losses of both runs fall, that of the buggy run is higher and noisier. right: on "
-     "held-out text the buggy run stays clearly above the right one")
+show(
+    figure,
+    alt="left: the training losses of both runs fall, that of the buggy run is higher and noisier. right: on "
+    "held-out text the buggy run stays clearly above the right one",
+)
 if not fast():
     print(f"held-out loss: {plain_held[-1]:.2f} copied, {wrong_held[-1]:.2f} with np.asarray")
     about(wrong_held[-1] - plain_held[-1], 0.45, within=0.2, name="what the bug costs, nats")
@@ -895,6 +987,7 @@ if not fast():
 #
 # The guard is cheap, because equal micro-batches practically never happen in honest data: **hash the content of each
 # micro-batch of a step, and stop if two are equal.** It is needed in the first steps only.
+
 
 # %% tags=["exercise"] id="data.distinct_microbatches" points=2 minutes=10 level=2 library="nanochat_lib.loader:distinct_microbatches"
 def distinct_microbatches(inputs: np.ndarray, targets: np.ndarray | None = None) -> None:
@@ -923,22 +1016,41 @@ def distinct_microbatches(inputs: np.ndarray, targets: np.ndarray | None = None)
 check("data.distinct_microbatches", distinct_microbatches)
 
 # %% tags=["hidden"] id="data.distinct_microbatches.hidden"
+# fmt: off
 hidden("data.distinct_microbatches",
-    prop("one trained target makes it count", lambda rng: checks.padding(rng, trained=True), checks._says("3", "4"),
-         call=checks._names_both),
-    prop("a view with strides", lambda rng: (checks.with_equal(rng, 1, 4)[0].swapaxes(1, 2),), checks._says("1", "4"),
-         call=checks._names_both),
-    prop("a list of arrays", lambda rng: ([np.full((2, 2), 7), np.full((2, 2), 8), np.full((2, 2), 7)],),
-         checks._says("0", "2"), call=checks._names_both),
+    prop(
+        "one trained target makes it count",
+        lambda rng: checks.padding(rng, trained=True),
+        checks._says("3", "4"),
+        call=checks._names_both,
+    ),
+    prop(
+        "a view with strides",
+        lambda rng: (checks.with_equal(rng, 1, 4)[0].swapaxes(1, 2),),
+        checks._says("1", "4"),
+        call=checks._names_both,
+    ),
+    prop(
+        "a list of arrays",
+        lambda rng: ([np.full((2, 2), 7), np.full((2, 2), 8), np.full((2, 2), 7)],),
+        checks._says("0", "2"),
+        call=checks._names_both,
+    ),
 )
 mutant("data.distinct_microbatches", "seen[digest] = i", "seen = {digest: i}", says="nothing was raised")
-mutant("data.distinct_microbatches", "hashlib.blake2b(np.ascontiguousarray(batch), digest_size=16).digest()",
-       "int(np.sum(batch))", says="false alarm")
-mutant("data.distinct_microbatches", "np.ascontiguousarray(batch)", "np.ascontiguousarray(batch[0])", says="false alarm")
+mutant("data.distinct_microbatches",
+       "hashlib.blake2b(np.ascontiguousarray(batch), digest_size=16).digest()",
+    "int(np.sum(batch))",
+    says="false alarm",
+)
+mutant(
+    "data.distinct_microbatches", "np.ascontiguousarray(batch)", "np.ascontiguousarray(batch[0])", says="false alarm"
+)
 mutant("data.distinct_microbatches", "np.ascontiguousarray(batch)", "batch", says="contiguous")
 mutant("data.distinct_microbatches", "(targets[i] < 0).all()", "(targets[i] < 0).any()", says="nothing was raised")
 mutant("data.distinct_microbatches", "targets is not None and (targets[i] < 0).all()", "False", says="false alarm")
 mutant("data.distinct_microbatches", "raise UserError(", "print(", says="nothing was raised")
+# fmt: on
 
 # %% id="guard-run"
 guard = mine("data.distinct_microbatches")

@@ -89,10 +89,9 @@ def states_kept(fn: Callable, documents: list[list[int]], capacity: int, buffer_
 
 def fresh_rest(documents: list[list[int]], capacity: int, buffer_size: int, stop: int) -> list[list[int]]:
     """What `interrupted` gives when the waiting documents are forgotten."""
-    rows, state = [], None
-    for row, state in islice(packed_rows(documents, capacity, buffer_size), stop):
-        rows.append(row)
-    return rows + [r for r, _ in packed_rows(documents, capacity, buffer_size, {"next": state["next"], "waiting": []})]
+    before = list(islice(packed_rows(documents, capacity, buffer_size), stop))
+    emptied = {"next": before[-1][1]["next"], "waiting": []}
+    return [row for row, _ in before + list(packed_rows(documents, capacity, buffer_size, emptied))]
 
 
 # ---- hints: what the right answers give
@@ -400,8 +399,8 @@ EXERCISES = [
         ],
         hints=[
             "The lengths are sorted. How many of them are at most `room`? Then where is the longest of those?",
-            "`bisect_right(lengths, room)` counts them by halving. Treat three cases: no lengths at all, some fit, none "
-            "fits (cut the shortest, index 0, or answer None).",
+            "`bisect_right(lengths, room)` counts them by halving. Treat three cases: no lengths at all, some fit, "
+            "none fits (cut the shortest, index 0, or answer None).",
             lambda: "\n".join(
                 f"best_fit([4, 5, 9], {room}) -> {packing.best_fit([4, 5, 9], room)}" for room in (3, 4, 7, 9, 20)
             ),
@@ -459,11 +458,11 @@ EXERCISES = [
             ),
         ],
         hints=[
-            "Two loops: over rows, and inside over placements until the row is full. Before each placement the buffer is "
-            "topped up to `buffer_size`, if there are documents left.",
-            "Among the waiting documents that fit take the longest (`max(…, key=len)` gives the first of equals), else the "
-            "shortest of all; remove it, and append at most `room` of its tokens. The state after a row is the place of "
-            "the next document and a *copy* of the list that waits.",
+            "Two loops: over rows, and inside over placements until the row is full. Before each placement the buffer "
+            "is topped up to `buffer_size`, if there are documents left.",
+            "Among the waiting documents that fit take the longest (`max(…, key=len)` gives the first of equals), else "
+            "the shortest of all; remove it, and append at most `room` of its tokens. The state after a row is the "
+            "place of the next document and a *copy* of the list that waits.",
             lambda: _grid([row for row, _ in packed_rows(numbered(LENGTHS), 17, 10)], "Best fit, the worked example"),
         ],
         fallback=packed_rows,
@@ -532,7 +531,7 @@ EXERCISES = [
         ],
         causes=[
             sign(
-                "the processes of the new run start at the frontier itself: each must start at an item of its own share",
+                "the processes of the new run start at the frontier; each must start at an item of its own share",
                 lambda got, want, positions, world: any(s % world != r for r, s in enumerate(_starts(got))),
             ),
             sign(
@@ -553,8 +552,8 @@ EXERCISES = [
         hints=[
             "Write down who had read what for `[6, 4, 8]`: process 1 had read item 1 only, items 4 and 7 are missing. "
             "Which item is the furthest that anyone had read? Reading goes on right after it.",
-            "A position is the *next* item, one stride (the old number of processes) after the last one read. For the new "
-            "start of a process: the first number from the frontier on that is its rank modulo the new number of processes.",
+            "A position is the *next* item, one stride (the old number of processes) after the last one read. For the "
+            "new start of a process: the first number from the frontier on that is its rank modulo their number.",
             _dealt_shown,
         ],
     ),
@@ -604,8 +603,8 @@ EXERCISES = [
         ],
         hints=[
             "Walk through the micro-batches with a dictionary from content to index. Content seen before: raise.",
-            "A hash stands for the content: `hashlib.blake2b(…, digest_size=16).digest()` of the array, made contiguous "
-            "first. Leave out micro-batches whose targets are all negative, when there are targets.",
+            "A hash stands for the content: `hashlib.blake2b(…, digest_size=16).digest()` of the array, made "
+            "contiguous first. Leave out micro-batches whose targets are all negative, when there are targets.",
             _equal_shown,
         ],
     ),
