@@ -13,6 +13,14 @@ def build(args: argparse.Namespace) -> None:
         print(f"wrote {path}")
 
 
+def bundle(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.build import build
+    from nanochat_lib.course.leaks import write_bundle
+
+    build(check=True)
+    print(f"{args.file}: {write_bundle(Path('.'), Path(args.file))} files, no answer among them")
+
+
 def mutants(args: argparse.Namespace) -> int:
     from nanochat_lib.course.mutants import print_mutants
 
@@ -76,6 +84,10 @@ def build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
 
 
+def bundle_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.zip", help="the archive to write")
+
+
 def mutants_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("chapter", nargs="?", metavar="NN", help="only this chapter, by number or topic")
     parser.add_argument("--quick", action="store_true", help="leave out 64 bits and one thread")
@@ -118,6 +130,7 @@ ACTIONS = {
     "hint": (hint, hint_options, "show the next hint to an exercise"),
     "undo": (undo, exercise_options, "go back to your last version that passed"),
     "build": (build, build_options, "build the chapters from solutions/"),
+    "bundle": (bundle, bundle_options, "pack what learners get, without any answer"),
     "mutants": (mutants, mutants_options, "try right and wrong answers on every check"),
     "execute": (execute, execute_options, "run a chapter's notebook in a fresh kernel and look at what it shows"),
     "pull": (pull, pull_options, "show what an edited notebook would change in its source"),

@@ -130,7 +130,11 @@ def load(cells: Iterable[LearnerCell], found: Found, wanted: dict[str, str]) -> 
     texts = []
     for cell in cells:
         exercise = by_number.get(cell.number, "")
-        if "hidden" in cell.tags or (cell.kind != "code" and not exercise) or ("exercise" in cell.tags and not exercise):
+        if (
+            "hidden" in cell.tags
+            or (cell.kind != "code" and not exercise)
+            or ("exercise" in cell.tags and not exercise)
+        ):
             continue
         source, label = plain(cell.source), f"cell {cell.number}"
         try:

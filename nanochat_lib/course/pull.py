@@ -1,4 +1,4 @@
-"""`nanochat course pull NN`: what an edited learner notebook would change in `solutions/NN_topic.py`, as a diff to apply.
+"""`nanochat course pull NN`: what an edited learner notebook would change in `solutions/NN_topic.py`, as a diff.
 
 A maintainer who edits prose, code or stubs in JupyterLab sees here what belongs into the source. Nothing is written;
 answers and hidden cells stay as the source has them.
@@ -57,9 +57,7 @@ def read(notebook: Path) -> list[tuple[str, Cell]]:
     return found
 
 
-def merge(
-    cells: list[Cell], ids: dict[str, Cell], edited: list[tuple[str, Cell]]
-) -> list[tuple[Cell | None, Cell]]:
+def merge(cells: list[Cell], ids: dict[str, Cell], edited: list[tuple[str, Cell]]) -> list[tuple[Cell | None, Cell]]:
     """(cell of the source or None, what it becomes) in the notebook's order. Hidden cells stay behind their cell."""
     followers: dict[int, list[Cell]] = {}
     last = 0
@@ -96,9 +94,7 @@ def with_answer(source: str, shown: str, edited: str) -> str:
     lines, before, after = source.split("\n"), shown.split("\n"), edited.split("\n")
     regions = split_regions(Cell("code", source))
     where = [  # the source's line of every line that is shown
-        i
-        for i in range(len(lines))
-        if not any(i == a or b <= i <= c for a, b, c in regions)
+        i for i in range(len(lines)) if not any(i == a or b <= i <= c for a, b, c in regions)
     ]
     out: list[tuple[int, int, list[str]]] = []
     for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
