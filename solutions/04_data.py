@@ -367,8 +367,8 @@ windows = [100 * dropped_share(best[i : i + 500]) for i in range(0, len(best) - 
 reveal("data.p_cropped", round(windows[-1], 1))
 
 # %% [markdown] id="silt-text"
-# nanochat reports 34.6 % for best fit on its own sample. Here the answer depends on *when* you look, which no single
-# figure shows.
+# nanochat reports 34.6 % for best fit on real text, so the curve fits well. But the answer depends on *when* you look,
+# which no single figure shows.
 
 # %% id="silt"
 cut_first, _ = pack_lengths(np.minimum(web, ROW), ROW, 1000)
@@ -401,17 +401,17 @@ show(
 # Best fit starts brilliantly, below even the unavoidable share, because it postpones the long documents. They never
 # fit. They leave the buffer only when nothing shorter waits, so they collect, until nearly all of the 1,000 places are
 # taken by documents that no row can hold. What is left of the buffer has no choice to offer, and the loss climbs to
-# almost that of cutting in order.
+# 35 %, not far from that of cutting in order.
 #
 # One line changes it: cut a document to the length of a row *before* it enters the buffer. Then it fits an empty row,
-# is placed at once, and the loss stays close to the minimum. This library keeps nanochat's rule, so that its rows can
+# is placed at once, and the loss stays below 27 %. This library keeps nanochat's rule, so that its rows can
 # be compared; you have just seen how a figure from a short test can differ from the long run.
 
 # %% id="silt-numbers"
 _ = about(windows[0], 2, within=1, name="best fit at first, %")
 if not fast():
-    about(windows[-1], 38, within=3, name="best fit in the long run, %")
-    _ = about(cut_windows[-1], 23.5, within=2.5, name="long ones cut first, in the long run, %")
+    about(windows[-1], 34.8, within=2, name="best fit in the long run, %")
+    _ = about(cut_windows[-1], 25.6, within=1.5, name="long ones cut first, in the long run, %")
 
 # %% [markdown] id="headless-text"
 # And what did the end-to-end rows cost? They drop nothing. Count instead the tokens whose document began in an earlier
@@ -426,7 +426,7 @@ _ = about(100 * headless, 47, within=5, name="tokens without the beginning of th
 # %% [markdown] id="headless-look"
 # So this is what the third buys. End to end, almost half of all tokens are read without their beginning; with best fit, none.
 # The dropped text is no loss as long as there is more text than a run can read: 400 billion tokens are on offer, and a
-# d24 run reads six.
+# d24 run reads six billion.
 
 # %% id="scale-quiz"
 quiz("data.q_scale")
@@ -713,8 +713,8 @@ mutant("data.document_mask", "document[:, :, None] == document", "document[:, :,
 mutant("data.document_mask", "inputs == bos", "inputs != bos", says="document")
 
 # %% id="mask-look"
-masks = mine("data.document_mask")
-rows = np.concatenate([batch.inputs for batch in batches])
+masks = jax.jit(mine("data.document_mask"), static_argnums=1)
+rows = np.array(packed)[:, :-1]
 row = rows[[(rows == tokenizer.bos_id).sum(1).argmax()]]  # the row with the most documents
 seen = np.asarray(masks(jnp.asarray(row), tokenizer.bos_id))[0]
 causal = np.tri(T, dtype=bool)
@@ -740,7 +740,7 @@ import optax
 
 V, C, HEADS = tokenizer.vocab_size, 64, 4
 A, B = 8, 2  # micro-batches of a step, rows of a micro-batch
-STEPS, EVERY = (16, 8) if fast() else (200, 20)
+STEPS, EVERY = (8, 4) if fast() else (200, 20)
 
 
 def fresh_params(seed):
@@ -827,10 +827,10 @@ if not fast():
         f"held-out loss: {plain_held[-1]:.3f} without mask, {masked_held[-1]:.3f} with, "
         f"{other_seed[-1]:.3f} without mask from another seed"
     )
-    _ = about(plain_held[-1] - masked_held[-1], 0.09, within=0.06, name="gain of the mask, nats")
+    _ = about(plain_held[-1] - masked_held[-1], 0.043, within=0.025, name="gain of the mask, nats")
 
 # %% [markdown] id="mask-verdict"
-# The mask helps this toy by some 0.09 nats, ten times more than another seed does. So why do large runs leave it out?
+# The mask helps this toy by some 0.04 nats, several times more than another seed changes. So why do large runs leave it out?
 # Because somebody measured there. nanochat at depth 16 ended at 0.85427 bits per byte with masks and 0.85407 without:
 # noise. A public run of 3.8 billion parameters built the mask, and removed it again: the same result. Your toy has one
 # layer, 200 steps, and rows of 64 tokens in which a large part of the view is foreign. A deep model with long rows
@@ -907,9 +907,9 @@ except UserError as error:
     print(f"UserError: {error}")
 
 wrapped = open_stream(epochs=None, rows=64)
-epochs = [batch.epoch for batch in islice(wrapped, 60)]
+epochs = [batch.epoch for batch in islice(wrapped, 45)]
 wrapped.close()
-print(f"without the check: batch 60 comes from reading {epochs[-1]}, and no line says so")
+print(f"without the check: batch 45 comes from reading {epochs[-1]}, and no line says so")
 
 # %% [markdown] id="shards-needed-text"
 # The same arithmetic for the real thing. nanochat's d24 run at 8 tokens per scaling parameter reads 5.84 billion tokens. A
@@ -988,7 +988,7 @@ show(
 )
 if not fast():
     print(f"held-out loss: {plain_held[-1]:.2f} copied, {wrong_held[-1]:.2f} with np.asarray")
-    _ = about(wrong_held[-1] - plain_held[-1], 0.45, within=0.2, name="what the bug costs, nats")
+    _ = about(wrong_held[-1] - plain_held[-1], 0.61, within=0.2, name="what the bug costs, nats")
 
 # %% [markdown] id="lesson-look"
 # Look at the left picture alone, as you would during a run. Both curves fall. Without the blue one beside it, would
