@@ -53,6 +53,15 @@ HEAD = MuonOptions()
 RECIPE4 = MuonOptions(equilibrate=False, margin=1.02, rescale=False, beta2=0.95, dtype=jnp.bfloat16, keep_dtype=True)
 
 
+def nesterov(grads: jax.Array, buffer: jax.Array, momentum: jax.Array | float) -> tuple[jax.Array, jax.Array]:
+    """(update, new buffer): the running mean of the gradients, M ← μ M + (1−μ) G, and μ M + (1−μ) G once more.
+
+    Written as a weighted mean: unlike M + (1−μ)(G − M) it cannot overflow.
+    """
+    buffer = momentum * buffer + (1 - momentum) * grads
+    return momentum * buffer + (1 - momentum) * grads, buffer
+
+
 def frobenius(x: jax.Array) -> jax.Array:
     """Frobenius norm of each matrix, float32 (K, 1, 1)."""
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(-2, -1), keepdims=True))
@@ -66,17 +75,25 @@ def equilibrate_rows(x: jax.Array) -> jax.Array:
     return x * factor.astype(x.dtype)
 
 
+def polynomial_step(x: jax.Array, a: float, b: float, c: float) -> jax.Array:
+    """a X + b (X Xᵀ) X + c (X Xᵀ)² X of each X in (K, R, N): a singular value s becomes a s + b s³ + c s⁵.
+
+    The products are made on the smaller side, since (X Xᵀ) X = X (Xᵀ X).
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    gram = x.mT @ x if tall else x @ x.mT
+    polynomial = b * gram + c * (gram @ gram)
+    return a * x + (x @ polynomial if tall else polynomial @ x)
+
+
 def polar_express(x: jax.Array, coefficients: Coefficients = POLAR_EXPRESS, margin: float = 1.01) -> jax.Array:
     """The orthogonal factor U Vᵀ of each X = U S Vᵀ in (K, R, N), approximately, in X's dtype.
 
-    Each step maps the singular values by an odd polynomial, X ← a X + b (X Xᵀ) X + c (X Xᵀ)² X, on the smaller side.
+    One `polynomial_step` for each triple of coefficients, from a Frobenius norm of 1/margin.
     """
     x = x / (frobenius(x) * margin + 1e-6).astype(x.dtype)
-    tall = x.shape[-2] > x.shape[-1]
     for a, b, c in coefficients:
-        gram = x.mT @ x if tall else x @ x.mT
-        polynomial = b * gram + c * (gram @ gram)
-        x = a * x + (x @ polynomial if tall else polynomial @ x)
+        x = polynomial_step(x, a, b, c)
     return x
 
 
@@ -93,6 +110,20 @@ def normalise_variance(u: jax.Array, second: jax.Array, beta2: float) -> tuple[j
     total = lambda q: jnp.sqrt(size * jnp.sum(q, axis=(-2, -1), keepdims=True))  # noqa: E731
     factor = inverse * total(square) / jnp.maximum(total(square * inverse * inverse), 1e-10)
     return u * factor.astype(u.dtype), second
+
+
+def descend(
+    u: jax.Array, params: jax.Array, lr: jax.Array | float, weight_decay: jax.Array | float, cautious: bool = True
+) -> jax.Array:
+    """What to add to `params`: −η u − η λ params, float32; η and λ are rounded to u's dtype.
+
+    Cautious: the decay leaves alone every weight whose update has the other sign, that is, would make it larger.
+    """
+    rate = jnp.asarray(lr, u.dtype)
+    decay = rate * jnp.asarray(weight_decay, u.dtype)
+    agree = u.astype(jnp.float32) * params >= 0
+    decayed = jnp.where(agree, params, 0.0) if cautious else params
+    return -((rate * u).astype(jnp.float32) + decay.astype(jnp.float32) * decayed)
 
 
 class StackState(NamedTuple):
@@ -127,9 +158,8 @@ def update_stack(
     """
     rows, columns = grads.shape[-2:]
     grads, params = grads.astype(jnp.float32), params.astype(jnp.float32)
-    # Written as a weighted mean: unlike M + (1−μ)(G − M) it cannot overflow.
-    buffer = momentum * state.momentum + (1 - momentum) * grads
-    u = momentum * buffer + (1 - momentum) * grads if options.nesterov else buffer
+    ahead, buffer = nesterov(grads, state.momentum, momentum)
+    u = ahead if options.nesterov else buffer
     u = u / jnp.maximum(jnp.max(jnp.abs(u), axis=(-2, -1), keepdims=True) / HUGE, 1.0)
     u = u.astype(options.dtype)
     if options.equilibrate:
@@ -142,11 +172,8 @@ def update_stack(
     second = state.second
     if options.normalise:
         u, second = normalise_variance(u, second, options.beta2)
-    rate = jnp.asarray(lr * max(1.0, rows / columns) ** 0.5, u.dtype)
-    decay = rate * jnp.asarray(weight_decay, u.dtype)
-    agree = u.astype(jnp.float32) * params >= 0
-    decayed = jnp.where(agree, params, 0.0) if options.cautious else params
-    return -((rate * u).astype(jnp.float32) + decay.astype(jnp.float32) * decayed), StackState(buffer, second)
+    rate = lr * max(1.0, rows / columns) ** 0.5
+    return descend(u, params, rate, weight_decay, options.cautious), StackState(buffer, second)
 
 
 def shape_key(shape: Sequence[int]) -> str:

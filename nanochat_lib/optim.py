@@ -79,6 +79,13 @@ ADAMW_NAMES = {
 }
 
 
+def group_of(name: str) -> str:
+    """`muon` for the matrices of the blocks, else the AdamW group of a parameter; "" for a name nobody knows."""
+    if BLOCK.fullmatch(name):
+        return "muon"
+    return "value_embeds" if VALUE_EMBEDDING.fullmatch(name) else ADAMW_NAMES.get(name, "")
+
+
 def param_groups(config: GPTConfig, lrs: OptimConfig | RLConfig, params: Mapping[str, Any]) -> tuple[Group, ...]:
     """Every parameter in exactly one group, groups and members in nanochat's order (the order of its state dict).
 
@@ -90,19 +97,18 @@ def param_groups(config: GPTConfig, lrs: OptimConfig | RLConfig, params: Mapping
     adamw: dict[str, list[tuple]] = {name: [] for name in table}
     stacks: dict[tuple[int, ...], list[tuple]] = {}
     for name, shape in shapes.items():
-        if block := BLOCK.fullmatch(name):
+        group = group_of(name)
+        if group == "muon":
             if len(shape) != 2:
                 raise UserError(f"optimiser: {name} has shape {shape}, Muon needs the whole matrix [out, in]")
-            position = int(block[1]), MATRICES.index(block[2])
-            stacks.setdefault(shape, []).append((position, name))
+            layer, matrix = BLOCK.fullmatch(name).groups()
+            stacks.setdefault(shape, []).append(((int(layer), MATRICES.index(matrix)), name))
             continue
-        embedding = VALUE_EMBEDDING.fullmatch(name)
-        group = "value_embeds" if embedding else ADAMW_NAMES.get(name, "")
         if group not in table:
             raise UserError(
                 f"optimiser: no group for parameter {name!r} of recipe {config.recipe}; use nanochat's names"
             )
-        position = int(embedding[1]) if embedding else list(ADAMW_NAMES).index(name)
+        position = int(name.split(".")[1]) if group == "value_embeds" else list(ADAMW_NAMES).index(name)
         adamw[group].append((position, name))
     members = lambda entries: tuple(name for _, name in sorted(entries))  # noqa: E731
     tables = [replace(table[name], params=members(entries)) for name, entries in adamw.items() if entries]

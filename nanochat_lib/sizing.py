@@ -131,6 +131,15 @@ def flops_per_token(config: GPTConfig) -> int:
     return 6 * matmul_weights + attention
 
 
+def transfer_scales(batch_tokens: int, tokens: float, reference_tokens: float) -> tuple[float, float]:
+    """Factors on every learning rate and on Muon's weight decay, from the reference run to one of this size.
+
+    Rates follow √batch; the decay keeps batch / (rate · decay · tokens) what it is in the reference.
+    """
+    scale = math.sqrt(batch_tokens / REFERENCE_BATCH)
+    return scale, scale * reference_tokens / tokens
+
+
 @dataclass(frozen=True)
 class Horizon:
     """How long to train and with which transferred hyper-parameters."""
@@ -152,11 +161,11 @@ def horizon(config: GPTConfig, reference: GPTConfig, ratio: float, steps: int = 
     reference_target = ratio * scaling_params(reference)
     if batch_tokens <= 0:
         batch_tokens = 2 ** round(math.log2(REFERENCE_BATCH * (target / reference_target) ** 0.383))
-    scale = math.sqrt(batch_tokens / REFERENCE_BATCH)
+    lr_scale, decay_scale = transfer_scales(batch_tokens, target, reference_target)
     return Horizon(
         tokens=target,
         batch_tokens=batch_tokens,
         steps=steps if steps > 0 else target // batch_tokens,
-        lr_scale=scale,
-        decay_scale=scale * reference_target / target,
+        lr_scale=lr_scale,
+        decay_scale=decay_scale,
     )

@@ -16,8 +16,18 @@ import torch
 
 from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
-from nanochat_lib.muon import HEAD, NEWTON_SCHULZ, POLAR_EXPRESS, RECIPE4, init_stack, muon, polar_express, update_stack
-from nanochat_lib.optim import Group, adamw_step, apply_updates, make_optimizer, param_groups, round_at_random
+from nanochat_lib.muon import (
+    HEAD,
+    NEWTON_SCHULZ,
+    POLAR_EXPRESS,
+    RECIPE4,
+    init_stack,
+    muon,
+    polar_express,
+    polynomial_step,
+    update_stack,
+)  # fmt: skip
+from nanochat_lib.optim import Group, adamw_step, apply_updates, group_of, make_optimizer, param_groups, round_at_random
 from nanochat_lib.presets import OptimConfig, RLConfig
 from nanochat_lib.sizing import GPTConfig
 
@@ -208,6 +218,17 @@ def test_singular_values_end_near_one(shape):
     assert standard.max() < 1.3 and np.quantile(standard, 0.02) > 0.6
 
 
+@pytest.mark.parametrize("shape", [(5, 5), (3, 8), (24, 3)])
+def test_one_step_is_a_polynomial_of_the_singular_values(shape):
+    x, (a, b, c) = normal(1, 2, *shape) / 8, POLAR_EXPRESS[1]
+    left, s, right = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    want = (left * (a * s + b * s**3 + c * s**5)[:, None, :]) @ right
+    step = jax.jit(polynomial_step).lower(jnp.asarray(x), a, b, c).compile()
+    np.testing.assert_allclose(step(jnp.asarray(x), a, b, c), want, atol=1e-5)
+    short, long = sorted(shape)  # the gram matrix is that of the short side
+    assert step.cost_analysis()["flops"] < 1.5 * 2 * short**2 * (4 * long + 2 * short)
+
+
 @pytest.mark.parametrize(
     "options", [HEAD, replace(HEAD, dtype=jnp.bfloat16), RECIPE4, PLAIN], ids="head bf16 r4 plain".split()
 )
@@ -335,6 +356,8 @@ def test_every_parameter_is_in_exactly_one_group_in_nanochats_order():
     groups = param_groups(config, LRS, dict(sorted(shapes.items(), reverse=True)))
     names = [name for group in groups for name in group.params]
     assert sorted(names) == sorted(shapes) and len(names) == len(set(names)) == 91
+    assert all(group_of(name) == ("muon" if g.kind == "muon" else g.name) for g in groups for name in g.params)
+    assert not any(map(group_of, ("wte", "transformer.h.0.mlp.c_fc.bias", "value_embeds.a.weight")))
     assert names[:2] == ["lm_head.weight", "transformer.wte.weight"]
     assert names[2:8] == [f"value_embeds.{i}.weight" for i in (1, 3, 5, 7, 9, 11)]
     assert names[8:13] == ["resid_lambdas", "x0_lambdas", "smear_gate.weight", "smear_lambda", "backout_lambda"]

@@ -18,6 +18,7 @@ from nanochat_lib.sizing import (
     flops_per_token,
     horizon,
     scaling_params,
+    transfer_scales,
     width_from_depth,
 )
 
@@ -112,6 +113,13 @@ def test_explicit_steps_and_batch_win_but_the_transfer_still_applies():
     assert (found.steps, found.batch_tokens) == (100, 131072)
     assert found.lr_scale == 0.5
     assert found.decay_scale == pytest.approx(0.5 * 1321210944 / 278398224)
+
+
+def test_transfer_keeps_batch_over_rate_decay_tokens():
+    for batch, tokens in ((2**17, 3e9), (2**19, 1e9), (2**22, 7e10)):
+        rate, decay = transfer_scales(batch, tokens, 1e9)
+        assert rate**2 == pytest.approx(batch / 2**19)
+        assert batch / (rate * decay * tokens) == pytest.approx(2**19 / 1e9)
 
 
 def test_recipe_4_counts():
