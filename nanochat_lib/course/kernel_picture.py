@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -12,7 +13,7 @@ from matplotlib.patches import Patch
 
 from nanochat_lib.course.kernel_view import Call, Operand, budget, cost
 from nanochat_lib.hardware import Chip
-from nanochat_lib.report.plots import BLUE, FAINT, GREEN, INK, ORANGE, SKY, new_figure
+from nanochat_lib.report.plots import BLUE, FAINT, GREEN, INK, ORANGE, SKY, STYLE, new_figure
 
 UNTOUCHED, BEFORE, HELD, COPIED, WRITTEN = range(5)
 COLOURS = ("#f2f2f2", "#cfcfcf", SKY, ORANGE, GREEN)
@@ -27,6 +28,7 @@ def size_of(size: float) -> str:
     return f"{size:.0f} B"
 
 
+@matplotlib.rc_context(STYLE)
 def draw_step(call: Call, step: int, chip: Chip | None = None, useful_flops: float = 0) -> Figure:
     """One step: which blocks of each array it uses, which of them are copied, and when copies happen in all steps.
 
@@ -99,9 +101,8 @@ def draw_cost(ax: Axes, call: Call, chip: Chip, useful_flops: float) -> None:
     found = cost(call, chip)
     floor, score = budget(call, chip, useful_flops)
     bars = {"memory": (found.memory_s, ORANGE), "products": (found.compute_s, BLUE), "floor": (floor, FAINT)}
-    ax.barh(list(bars), [seconds * 1e6 for seconds, _ in bars.values()], color=[colour for _, colour in bars.values()])
-    for row, (seconds, _) in enumerate(bars.values()):
-        ax.text(0, row, f" {seconds * 1e6:.3g} µs", va="center", fontsize=8, color=INK)
+    names = [f"{name}\n{seconds * 1e6:.3g} µs" for name, (seconds, _) in bars.items()]
+    ax.barh(names, [seconds * 1e6 for seconds, _ in bars.values()], color=[colour for _, colour in bars.values()])
     ax.invert_yaxis()
     ax.tick_params(labelsize=8)
     ax.set_title(f"{chip.name}: score {score:.0f} of 100", fontsize=8.5)

@@ -1,7 +1,7 @@
 """What a Pallas kernel does to a TPU's memory, step by step, on a computer without a TPU.
 
-A kernel on a TPU sees blocks. Before each step of its grid the chip copies the blocks that the step reads from its large
-memory (HBM) into its small fast one (VMEM), and it copies a block only if the step before did not use the same one.
+A kernel on a TPU sees blocks. Before each step of its grid the chip copies the blocks that the step reads from its
+large memory (HBM) into its small fast one (VMEM), and only those that the step before did not use already.
 Everything that decides this stands in the call itself: the grid, and for each array the shape of a block and the
 function that says which block a step needs. `record` catches these while JAX traces the function, so what is drawn is
 what the kernel says, and it computes nothing.

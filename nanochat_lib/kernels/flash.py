@@ -212,14 +212,19 @@ def grouped(q: jax.Array, k: jax.Array, v: jax.Array, band: Band) -> jax.Array:
     return forward(q, k, v, band)[0]
 
 
-def forward(q: jax.Array, k: jax.Array, v: jax.Array, band: Band):
+def run_forward(kernel, q: jax.Array, k: jax.Array, v: jax.Array, band: Band) -> tuple[jax.Array, jax.Array]:
+    """(y, lse) by `kernel`, which is `forward_kernel` or one that computes the same."""
     *heads, t, d = q.shape
     queries, keys, rows = block_specs(band, d, QUERY)
-    y, lse = launch(
-        forward_kernel, band, QUERY, (q, k, v), [queries, keys, keys],
+    return launch(
+        kernel, band, QUERY, (q, k, v), [queries, keys, keys],
         [jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((*heads, 1, t), jnp.float32)], [queries, rows],
         [(band.block_q, 1), (band.block_q, 1), (band.block_q, d)],
     )  # fmt: skip
+
+
+def forward(q: jax.Array, k: jax.Array, v: jax.Array, band: Band):
+    y, lse = run_forward(forward_kernel, q, k, v, band)
     return y, (q, k, v, y, lse)
 
 
