@@ -157,7 +157,7 @@ def cell_ids(cells: list[Cell], stem: str) -> list[str]:
         else:
             place += 1
             name = f"{section}-{place}"
-        full = f"{chapter}-{name}"[:64].rstrip("-")
+        full = (name if name.startswith(f"{chapter}-") else f"{chapter}-{name}")[:64].rstrip("-")
         if full in lines:
             raise UserError(
                 f"{stem}.py:{cell.line}: two cells are called {full} (the other at line {lines[full]}); "

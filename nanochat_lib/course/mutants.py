@@ -76,20 +76,29 @@ class Prepared:
 
 def answers(chapters: Iterable[Prepared], seeds: Iterable[int]) -> list[Outcome]:
     """Runs every right answer on all cases; problems are cases that it fails."""
-    from nanochat_lib.course.checker import run_cases
-
     found = []
     for chapter in chapters:
         for unit in chapter.units:
             began, outcome = time.monotonic(), Outcome(unit.id)
             for seed in seeds:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    result = run_cases(unit.id, chapter.names[unit.name], chapter.cases(unit), seed)
-                if not result.passed:
-                    outcome.problems.append(f"seed {seed}: the right answer fails\n{result.text}")
+                passed, text = judged(unit, chapter.names[unit.name], chapter, seed)
+                if not passed:
+                    outcome.problems.append(f"seed {seed}: the right answer fails\n{text}")
             outcome.seconds = time.monotonic() - began
             found.append(outcome)
     return found
+
+
+def judged(unit: Unit, fn: object, chapter: Prepared, seed: int) -> tuple[bool, str]:
+    """(passed?, the result's text) of `fn` on all cases; a case that is itself at fault does not pass."""
+    from nanochat_lib.course.checker import run_cases
+
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            result = run_cases(unit.id, fn, chapter.cases(unit), seed)
+    except Exception as error:
+        return False, f"(the cases themselves fail) {type(error).__name__}: {error}"
+    return result.passed, result.text
 
 
 def wrong_answers(chapter: Prepared) -> list[Outcome]:
@@ -112,8 +121,6 @@ def wrong_answers(chapter: Prepared) -> list[Outcome]:
 
 def survives(chapter: Prepared, unit: Unit, mutant: author.Mutant) -> str:
     """"" when the cases catch the mutant with its words, else what happened."""
-    from nanochat_lib.course.checker import run_cases
-
     try:
         source = mutant.source(unit.cell)
         names = dict(chapter.before[unit.id])
@@ -123,12 +130,13 @@ def survives(chapter: Prepared, unit: Unit, mutant: author.Mutant) -> str:
         return str(error).removeprefix(f"{mutant.label}: ")
     except Exception as error:
         return f"its cell does not run ({type(error).__name__}: {error})"
-    with contextlib.redirect_stdout(io.StringIO()):
-        result = run_cases(unit.id, names[unit.name], chapter.cases(unit), SEEDS[0])
-    if result.passed:
+    if unit.name not in names or names[unit.name] is chapter.before[unit.id].get(unit.name):
+        return f"its cell defines no {unit.name}"
+    passed, text = judged(unit, names[unit.name], chapter, SEEDS[0])
+    if passed:
         return "passes all cases"
-    if mutant.says not in result.text:
-        return f"is caught, but {mutant.says!r} does not stand in\n{result.text}"
+    if mutant.says not in text:
+        return f"is caught, but {mutant.says!r} does not stand in\n{text}"
     return ""
 
 
@@ -139,6 +147,7 @@ def prepare(root: Path, wanted: str = "") -> list[Prepared]:
     chapters = {stem: cells for stem, cells in sources(root).items() if units(cells)}
     if wanted:
         chapters = {stem: chapters[stem] for stem in [pick(wanted, list(chapters))]}
+    rules.add_checks(root)
     os.environ.setdefault("COURSE_HOME", tempfile.mkdtemp(prefix="course-"))  # nothing is the learner's here
     return [Prepared(stem, cells) for stem, cells in chapters.items()]
 

@@ -54,6 +54,15 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+def add_checks(root: str | Path) -> None:
+    """Lets `load_checks` find the checks of a course's folder that this package does not lie in."""
+    from nanochat_lib.course import checks
+
+    folder = str((Path(root) / CHECKS).resolve())
+    if folder not in checks.__path__:
+        checks.__path__.append(folder)
+
+
 def of_unit(unit: Unit, stem: str) -> list[str]:
     """One exercise: its cells, its hidden cases and mutants, its answer against the library's."""
     where = f"{stem}.py:{unit.cell.line}: {unit.id}"
