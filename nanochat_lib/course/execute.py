@@ -1,7 +1,7 @@
 """Runs a chapter's notebook from top to bottom in a fresh kernel, and looks for what a reader should not see in it.
 
-The kernel cannot reach the network, deprecated calls of the notebook are errors, and nothing of the learner's is read or
-written. `nanochat course execute` and the tests use it.
+The kernel cannot reach the network, deprecated calls of the notebook are errors, and nothing of the learner's is read
+or written. `nanochat course execute` and the tests use it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home:
         environment.pop("MPLBACKEND", None)
         client = NotebookClient(
             notebook, timeout=limit, kernel_name="python3", allow_errors=True,
-            extra_arguments=["--log-level=ERROR"], resources={"metadata": {"path": str(path.parent)}},  # no warning about loopback TCP
+            extra_arguments=["--log-level=ERROR"],  # no warning about loopback TCP
+            resources={"metadata": {"path": str(path.parent)}},
         )  # fmt: skip
         began = time.monotonic()
         client.execute(env=environment)
@@ -93,7 +94,7 @@ def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home:
 
 
 def blemishes(notebook: object) -> list[str]:
-    """Lines about outputs that must not be there: dead widgets, machine paths, memory addresses, undescribed figures."""
+    """Lines about outputs that must not be there: dead widgets, machine paths, memory addresses, bare figures."""
     found = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

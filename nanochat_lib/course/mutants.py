@@ -120,7 +120,7 @@ def wrong_answers(chapter: Prepared) -> list[Outcome]:
 
 
 def survives(chapter: Prepared, unit: Unit, mutant: author.Mutant) -> str:
-    """"" when the cases catch the mutant with its words, else what happened."""
+    """ "" when the cases catch the mutant with its words, else what happened."""
     try:
         source = mutant.source(unit.cell)
         names = dict(chapter.before[unit.id])
