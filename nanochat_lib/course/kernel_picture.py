@@ -88,7 +88,7 @@ def draw_blocks(ax: Axes, operand: Operand, step: int) -> None:
 def draw_copies(ax: Axes, call: Call, step: int) -> None:
     for row, one in enumerate(call.operands):
         at = np.flatnonzero(one.copies)
-        ax.barh([row] * len(at), 1, left=at, height=0.7, color=COLOURS[WRITTEN if one.output else COPIED], linewidth=0)
+        ax.broken_barh([(x, 1) for x in at], (row - 0.35, 0.7), color=COLOURS[WRITTEN if one.output else COPIED], lw=0)
     ax.axvspan(step, step + 1, color=INK, alpha=0.18, linewidth=0)
     ax.set(xlim=(0, len(call.places)), yticks=range(len(call.operands)), ylim=(len(call.operands) - 0.5, -0.5))
     ax.set_yticklabels([one.name for one in call.operands])
