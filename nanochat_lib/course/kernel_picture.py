@@ -51,7 +51,7 @@ def draw_step(call: Call, step: int, chip: Chip | None = None, useful_flops: flo
     work = sum(2 * math.prod(sizes) for sizes in call.products)
     figure.suptitle(
         f"{call.name}, step {step + 1} of {len(call.places)}, grid {tuple(call.places[step].tolist())} of {call.grid}: "
-        f"{size_of(now)} copied, {work / 1e6:.3g} MFLOP",
+        f"{size_of(now)} copied" + (f", {work / 1e9:.2g} GFLOP" if work else ""),
         fontsize=9.5, x=0.01, ha="left", color=INK,
     )  # fmt: skip
     figure.legend(
