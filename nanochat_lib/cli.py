@@ -122,11 +122,8 @@ def convert(args: argparse.Namespace) -> None:
         print(to_upstream(args.source, args.target, stage=args.stage, step=args.step, ranks=args.ranks))
 
 
-def course(args: argparse.Namespace) -> None:
-    from nanochat_lib.course.build import build
-
-    for path in build(check=args.check):
-        print(f"wrote {path}")
+def course(args: argparse.Namespace) -> int | None:
+    return args.act(args)
 
 
 def settings(pairs: list[str]) -> dict[str, object]:
@@ -248,8 +245,9 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _course_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("build",), help="build the chapters from solutions/")
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
+    from nanochat_lib.course.commands import options
+
+    options(parser)
 
 
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
@@ -274,7 +272,7 @@ COMMANDS: dict[str, Command] = {
         convert, _convert_options, "read and write nanochat's own checkpoints",
         "nanochat convert from-upstream base_checkpoints/d12 runs/d12",
     ),
-    "course": (course, _course_options, "build the course's chapters", "nanochat course build --check"),
+    "course": (course, _course_options, "the course: build, check, hints, progress", "nanochat course build --check"),
 }  # fmt: skip
 
 

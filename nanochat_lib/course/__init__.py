@@ -1,1 +1,42 @@
-"""The course around the library: building chapters from their source and what their cells need."""
+"""The course around the library: building chapters from their source and what their cells need.
+
+The functions that chapters call load on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+EXPORTS = {
+    "check": "checker",
+    "hint": "helping",
+    "quiz": "quizzes",
+    "predict": "predicting",
+    "reveal": "predicting",
+    "mine": "saved",
+    "undo": "saved",
+    "note": "notes",
+    "progress": "overview",
+    "fast": "mode",
+    "about": "mode",
+    "show": "showing",
+    "volatile": "showing",
+    "explore": "exploring",
+    "slider": "exploring",
+    "choice": "exploring",
+    "text": "exploring",
+}
+
+__all__ = list(EXPORTS)
+
+
+def __getattr__(name: str) -> object:
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{EXPORTS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *EXPORTS})

@@ -2,7 +2,8 @@
 
     solutions/NN_topic.py ─┬─> solutions/NN_topic.ipynb   with answers and hidden cells
                            ├─> chapters/NN_topic.py       stubs only
-                           └─> chapters/NN_topic.ipynb    the same, to open in JupyterLab
+                           ├─> chapters/NN_topic.ipynb    the same, to open in JupyterLab
+                           └─> nanochat_lib/course/checks/topic.json   what exercises there are, for programs
 
 Nothing flows back: an edit in a generated file is reported by `--check` and lost at the next build.
 """
@@ -13,32 +14,35 @@ import json
 import re
 from pathlib import Path
 
+from nanochat_lib.course import lock, rules
+from nanochat_lib.course.exercises import for_nbgrader, units
 from nanochat_lib.course.grammar import Cell, for_instructor, for_learner, parse, secrets, write
+from nanochat_lib.course.leaks import leaks
 from nanochat_lib.errors import UserError
 from nanochat_lib.storage import atomic_write_text
 
 CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
-SECRET_LINE = 24  # characters from which a single line of an answer counts as a leak
+SHOWN = 8  # problems in one message
 
 
 def build(check: bool = False, root: str | Path = ".") -> list[Path]:
     """Writes every generated file of the course below `root` that is not up to date; returns their paths.
 
-    With `check` nothing is written: UserError names the files that differ from what the sources give, the generated
-    files without a source, and any answer or hidden text found in `chapters/`.
+    Raises UserError for a chapter that breaks a rule of rules.py and for a published exercise that has vanished. With
+    `check` nothing is written: UserError names the files that differ from what the sources give too, the generated files
+    without a source, and any answer or hidden text found in `chapters/`.
     """
     root = Path(root)
-    sources = sorted((root / "solutions").glob("*.py"))
-    if not sources:
-        raise UserError(f"{root / 'solutions'} holds no chapter (NN_topic.py); run this in the course's folder")
+    chapters = sources(root)
     expected: dict[str, str] = {}
-    hidden: dict[str, list[str]] = {}
-    for path in sources:
-        if not CHAPTER.fullmatch(path.stem):
-            raise UserError(f"{path}: a chapter is named NN_topic.py, two digits and lower-case words")
-        cells = parse(path.read_text(encoding="utf-8"), path.name)
-        expected |= render(cells, path.stem)
-        hidden[path.stem] = secrets(cells)
+    broken = same_ids(chapters)
+    for stem, cells in chapters.items():
+        broken += rules.problems(stem, cells, root)
+        expected |= render(cells, stem)
+    ids = [unit.id for cells in chapters.values() for unit in units(cells)]
+    expected[lock.NAME], vanished = lock.update(_read(root / lock.NAME) or "", ids)
+    if broken or vanished:
+        raise UserError(f"course: {_several(broken + vanished)}")
     differing = [name for name, text in expected.items() if _read(root / name) != text]
     problems = [f"{name} differs from its source" for name in differing] if check else []
     if not check:
@@ -46,21 +50,69 @@ def build(check: bool = False, root: str | Path = ".") -> list[Path]:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(root / name, expected[name])
     problems += [f"{name} has no source in solutions/" for name in strays(root, expected)]
-    problems += leaks(root, hidden)
+    problems += leaks(root, {stem: secrets(cells) for stem, cells in chapters.items()})
     if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"course: {'; '.join(problems[:5])}{more}; edit solutions/*.py, then run nanochat course build")
+        raise UserError(f"course: {_several(problems)}; edit solutions/*.py, then run nanochat course build")
     return [root / name for name in differing]
+
+
+def sources(root: Path) -> dict[str, list[Cell]]:
+    """Chapter, e.g. "01_tokenizer" -> its cells, for every source below `root`, checked as far as the grammar goes."""
+    found = sorted((root / "solutions").glob("*.py"))
+    if not found:
+        raise UserError(f"{root / 'solutions'} holds no chapter (NN_topic.py); run this in the course's folder")
+    for path in found:
+        if not CHAPTER.fullmatch(path.stem):
+            raise UserError(f"{path}: a chapter is named NN_topic.py, two digits and lower-case words")
+    return {path.stem: parse(path.read_text(encoding="utf-8"), path.name) for path in found}
+
+
+def same_ids(chapters: dict[str, list[Cell]]) -> list[str]:
+    """Lines about exercise ids that two exercises, and topics that two chapters, share."""
+    first: dict[str, str] = {}
+    lines = []
+    for stem, cells in chapters.items():
+        for name, where in [(rules.topic(stem), f"{stem}.py")] + [
+            (unit.id, f"{stem}.py:{unit.cell.line}") for unit in units(cells)
+        ]:
+            if name in first:
+                lines.append(f"{where}: {name} is taken by {first[name]}")
+            first[name] = where
+    return lines
+
+
+def _several(lines: list[str]) -> str:
+    """Lines as one; or below one another when they are several."""
+    if len(lines) == 1:
+        return lines[0]
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return "".join(f"\n  {line}" for line in lines[:SHOWN] + more)
 
 
 def render(cells: list[Cell], stem: str) -> dict[str, str]:
     """Generated file -> text, for the cells of the chapter called `stem`, e.g. "12_capstone"."""
+    cells = for_nbgrader(cells)
     learner = for_learner(cells)
-    return {
+    files = {
         f"solutions/{stem}.ipynb": notebook(for_instructor(cells), stem),
         f"chapters/{stem}.py": write(learner),
         f"chapters/{stem}.ipynb": notebook(learner, stem),
     }
+    if units(cells):
+        files[(rules.CHECKS / f"{rules.topic(stem)}.json").as_posix()] = catalogue(cells, stem)
+    return files
+
+
+def catalogue(cells: list[Cell], stem: str) -> str:
+    """The chapter's exercises as JSON: what a program must know of them without reading the chapter."""
+    keys = ("points", "minutes", "level")
+    entries = [
+        {"id": unit.id, "name": unit.name, "library": unit.library} | {key: unit.cell.metadata[key] for key in keys}
+        for unit in units(cells)
+    ]
+    titles = [m[1] for cell in cells if cell.kind == "markdown" and (m := re.match(r"# +(.+)", cell.source))]
+    document = {"chapter": stem, "title": titles[0] if titles else rules.topic(stem), "exercises": entries}
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 def _read(path: Path) -> str | None:
@@ -128,61 +180,5 @@ def strays(root: Path, expected: dict[str, str]) -> list[str]:
         for folder, pattern in (("chapters", "*.py"), ("chapters", "*.ipynb"), ("solutions", "*.ipynb"))
         for path in (root / folder).glob(f"[0-9][0-9]_{pattern}")
     ]
+    found += [path.relative_to(root).as_posix() for path in (root / rules.CHECKS).glob("*.json")]
     return sorted(set(found) - set(expected))
-
-
-def leaks(root: Path, hidden: dict[str, list[str]]) -> list[str]:
-    """Problems: answers or hidden text of any chapter, and outputs, found in any text file below chapters/.
-
-    Notebooks are searched as decoded text (every string in them, metadata and outputs too), whitespace apart. A whole
-    answer counts, and so does any single line of it that is long enough not to be a coincidence.
-    """
-    wanted = {}
-    for stem, texts in hidden.items():
-        for text in texts:
-            wanted[_squeeze(text)] = stem
-            for line in text.split("\n"):
-                if len(line.strip()) >= SECRET_LINE and not line.strip().startswith(("import ", "from ", "#")):
-                    wanted[_squeeze(line)] = stem
-    problems = []
-    for path in sorted(p for p in (root / "chapters").rglob("*") if p.is_file()):
-        if any(part.startswith(".") for part in path.relative_to(root).parts):
-            continue  # editors' checkpoints and caches, which git ignores
-        text = _read(path)
-        if text is None:
-            continue
-        if path.suffix == ".ipynb":
-            text, outputs = _strings(path, text)
-            if outputs:
-                problems.append(f"{path.relative_to(root)} holds outputs")
-        squeezed = _squeeze(text)
-        for stem in sorted({stem for needle, stem in wanted.items() if len(needle) >= 8 and needle in squeezed}):
-            problems.append(f"{path.relative_to(root)} shows an answer or hidden text of {stem}")
-    return problems
-
-
-def _squeeze(text: str) -> str:
-    return re.sub(r"[\s#]+", "", text)
-
-
-def _strings(path: Path, text: str) -> tuple[str, bool]:
-    """All strings of a notebook joined, and whether any code cell has outputs."""
-    try:
-        document = json.loads(text)
-    except ValueError:
-        raise UserError(f"{path} is not a notebook; delete it and run nanochat course build") from None
-    found: list[str] = []
-
-    def walk(node: object) -> None:
-        if isinstance(node, str):
-            found.append(node)
-        elif isinstance(node, dict):
-            for value in node.values():
-                walk(value)
-        elif isinstance(node, list):
-            for value in node:
-                walk(value)
-
-    walk(document)
-    cells = document.get("cells", []) if isinstance(document, dict) else []
-    return "".join(found), any(cell.get("outputs") or cell.get("execution_count") for cell in cells)

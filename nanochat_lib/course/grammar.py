@@ -1,7 +1,7 @@
 """The source form of a chapter: py:percent cells, and what in them is stub, solution or hidden.
 
     # %% [markdown] id="title"             a cell header: kind, then metadata as key=JSON
-    # %% tags=["exercise"] id="tokenizer.merge" points=2 minutes=15 level=2
+    # %% tags=["exercise"] id="tokenizer.merge" points=2 minutes=15 level=2 library="nanochat_lib.bpe:merge"
     def merge(ids, pair, new):
         # --- stub                         what a learner gets
         raise NotImplementedError
@@ -9,7 +9,8 @@
         return …
         # --- end
 
-Cells tagged `hidden` are for instructors only. Text in, cells out, and back; files are build.py's matter.
+Cells tagged `hidden` are for instructors only; what cells tagged `setup` define, exercises may use. Text in, cells out,
+and back; files are build.py's matter, and what belongs to an exercise is rules.py's.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ HEADER = """\
 # ---
 """
 KINDS = {"": "code", "[markdown]": "markdown", "[raw]": "raw"}
-TAGS = ("parameters", "exercise", "hidden", "hide-input", "raises-exception", "skip-execution")
-KEYS = ("tags", "id", "points", "minutes", "level")
+TAGS = ("parameters", "setup", "exercise", "hidden", "hide-input", "raises-exception", "skip-execution")
+KEYS = ("tags", "id", "points", "minutes", "level", "library", "nbgrader")  # nbgrader: written by the build only
 EXERCISE_KEYS = ("id", "points", "minutes", "level")
+EXERCISE_ONLY = ("points", "minutes", "level", "library")
 MARKER = re.compile(r"\s*# --- (stub|solution|end)\s*$")
+ID = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")  # of an exercise: topic.name
+LIBRARY = re.compile(r"nanochat_lib(\.\w+)*:\w+(\.\w+)*")
 MAGIC = re.compile(r"^\s*(?:[%!]\S.*|\S+\?{1,2}\s*)$", re.MULTILINE)
 # Folders that exist on one person's machine only; "/chat/completions" and the like are routes, not files.
 ABSOLUTE = re.compile(r"(?<![\w.:/~-])(?:~/|[A-Za-z]:\\|/(?:home|Users|root|work|tmp|mnt|content|usr|opt|var|etc)\b)")
@@ -127,6 +131,11 @@ def _check(cell: Cell, name: str) -> None:
             raise UserError(f"{where}: the exercise lacks {', '.join(missing)}")
         if cell.kind != "code":
             raise UserError(f"{where}: an exercise must be a code cell")
+        _check_values(cell.metadata, where)
+    elif wrong := [key for key in EXERCISE_ONLY if key in cell.metadata]:
+        raise UserError(f"{where}: {', '.join(wrong)} without the tag exercise")
+    if "nbgrader" in cell.metadata:
+        raise UserError(f"{where}: nbgrader's metadata are written by the build; leave them out")
     if cell.kind != "code":
         if found := ABSOLUTE.search(cell.source):
             raise UserError(
@@ -148,6 +157,19 @@ def _check(cell: Cell, name: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and ABSOLUTE.match(node.value):
             raise UserError(f"{where}: {node.value!r} is a path on one machine; make it relative or a parameter")
+
+
+def _check_values(metadata: dict, where: str) -> None:
+    """Raises UserError for an exercise's metadata that mean nothing."""
+    for key, low, high in (("points", 1, 5), ("minutes", 1, 120), ("level", 1, 3)):
+        value = metadata[key]
+        if type(value) is not int or not low <= value <= high:
+            raise UserError(f"{where}: {key} must be a whole number from {low} to {high}, got {value!r}")
+    if not ID.fullmatch(str(metadata["id"])):
+        raise UserError(f"{where}: an exercise's id is topic.name in lower case, got {metadata['id']!r}")
+    library = metadata.get("library")
+    if library is not None and not LIBRARY.fullmatch(str(library)):
+        raise UserError(f'{where}: library must name a symbol as "nanochat_lib.module:name", got {library!r}')
 
 
 def _around(text: str, at: int) -> str:

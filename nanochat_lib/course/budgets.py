@@ -1,0 +1,202 @@
+"""What a function costs: time beside another's, equations, FLOPs, bytes, memory. Nothing in absolute seconds.
+
+Time is noisy on a shared machine, so two functions are timed in turns, the best of several turns counts for each, and a
+ratio above the limit is measured again before it is believed: noise only ever makes a turn slower.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable, Mapping
+
+from nanochat_lib.course.values import fresh, is_array
+
+TURN = 0.004  # seconds that one turn should last, so that the clock's own error is small
+TURNS = 5
+TRIES = 4  # times that a ratio above the limit is measured anew
+NAMES = {
+    "time": "time",
+    "jaxpr": "equations in the jaxpr",
+    "flops": "FLOPs",
+    "bytes": "bytes read and written",
+    "temp_bytes": "bytes of scratch memory",
+    "peak_bytes": "bytes of memory at the peak",
+}
+
+Bound = Callable[..., object]  # a function with the exercise's harness around it: (*args) -> result
+
+
+def over_budget(
+    mine: Bound, theirs: Bound | None, args: tuple, limits: Mapping[str, float], mutates: bool
+) -> list[str]:
+    """What is over its limit, a sentence each. `mine` is measured, `theirs` is what ratios compare with."""
+    found = []
+    for limit, allowed in limits.items():
+        name = limit.removesuffix("_ratio")
+        if name == "time":
+            ratio = time_ratio(mine, theirs, args, allowed, mutates)
+            if ratio > allowed:
+                found.append(
+                    f"it takes {_times(ratio)} the time of the library's function; allowed are {allowed:g} times"
+                )
+            continue
+        measure = MEASURES[name]
+        used = measure(mine, args)
+        if limit != name:
+            other = measure(theirs, args)
+            if used > allowed * max(other, 1):
+                words = f"{used:,.0f} {NAMES[name]}; the library's function has {other:,.0f}"
+                found.append(f"{words}, and {allowed:g} times that is allowed")
+        elif used > allowed:
+            found.append(f"{used:,.0f} {NAMES[name]}; allowed are {allowed:,.0f}")
+    return found
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def time_ratio(mine: Bound, theirs: Bound, args: tuple, allowed: float, mutates: bool = False) -> float:
+    """Time of `mine` over time of `theirs`; measured again, more patiently, while it is above `allowed`."""
+    clocks = [_Clock(mine, args, mutates), _Clock(theirs, args, mutates)]
+    for attempt in range(TRIES):
+        for _ in range(TURNS + 2 * attempt):
+            for clock in clocks:
+                clock.turn()
+        ratio = clocks[0].best / clocks[1].best
+        if ratio <= allowed or ratio > 20 * allowed:
+            break
+    return ratio
+
+
+class _Clock:
+    """Times one function in turns of several calls; `best` is the least seconds per call so far."""
+
+    def __init__(self, fn: Bound, args: tuple, mutates: bool) -> None:
+        self.fn, self.args, self.mutates = fn, args, mutates
+        wait(fn(*fresh(args)))  # whatever compiles, compiles here
+        began = time.perf_counter()
+        wait(fn(*fresh(args)))
+        once = max(time.perf_counter() - began, 1e-7)
+        self.calls = 1 if mutates else max(1, min(int(TURN / once), 2000))
+        self.best = float("inf")
+
+    def turn(self) -> None:
+        fn, args = self.fn, fresh(self.args)
+        began = time.perf_counter()
+        for _ in range(self.calls):
+            out = fn(*args)
+        wait(out)
+        self.best = min(self.best, max((time.perf_counter() - began) / self.calls, 1e-9))
+
+
+def wait(result: object) -> object:
+    """Waits for what JAX still computes in the background."""
+    import sys
+
+    if "jax" in sys.modules:
+        sys.modules["jax"].block_until_ready(result)
+    return result
+
+
+def _traceable(fn: Bound, args: tuple) -> tuple[Callable, tuple]:
+    """`fn` as a function of its array arguments alone (pytrees of arrays count), the others held fixed."""
+    import jax
+
+    def dynamic(arg: object) -> bool:
+        leaves = jax.tree.leaves(arg)
+        return bool(leaves) and all(is_array(leaf) for leaf in leaves)
+
+    places = [i for i, arg in enumerate(args) if dynamic(arg)]
+
+    def traced(*arrays: object) -> object:
+        full = list(args)
+        for i, array in zip(places, arrays, strict=True):
+            full[i] = array
+        return fn(*full)
+
+    return traced, tuple(args[i] for i in places)
+
+
+def equations(fn: Bound, args: tuple) -> int:
+    """Equations of the function's jaxpr, nested ones counted; a call such as jit counts only what it holds."""
+    import jax
+
+    traced, arrays = _traceable(fn, args)
+    return _count(jax.make_jaxpr(traced)(*arrays).jaxpr)
+
+
+def _count(jaxpr: object) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [sub for value in equation.params.values() for sub in _jaxprs(value)]
+        wrapper = inner and any(
+            word in equation.primitive.name for word in ("jit", "call", "custom", "remat", "checkpoint")
+        )
+        total += sum(map(_count, inner)) + (0 if wrapper else 1)
+    return total
+
+
+def _jaxprs(value: object) -> list:
+    """The jaxprs inside one parameter of an equation."""
+    if hasattr(value, "eqns"):
+        return [value]
+    if hasattr(value, "jaxpr"):
+        return _jaxprs(value.jaxpr)
+    if isinstance(value, (list, tuple)):
+        return [sub for item in value for sub in _jaxprs(item)]
+    return []
+
+
+def _compiled(fn: Bound, args: tuple) -> object:
+    import jax
+
+    traced, arrays = _traceable(fn, args)
+    return jax.jit(traced).lower(*arrays).compile()
+
+
+def _cost(fn: Bound, args: tuple, name: str) -> float:
+    cost = _compiled(fn, args).cost_analysis()
+    cost = cost[0] if isinstance(cost, (list, tuple)) else cost
+    return float((cost or {}).get(name, 0.0))
+
+
+def flops(fn: Bound, args: tuple) -> float:
+    """Floating-point operations of one call, as the compiler counts them."""
+    return _cost(fn, args, "flops")
+
+
+def bytes_accessed(fn: Bound, args: tuple) -> float:
+    """Bytes that one call reads and writes, as the compiler counts them."""
+    return _cost(fn, args, "bytes accessed")
+
+
+def temp_bytes(fn: Bound, args: tuple) -> float:
+    """Scratch memory of the compiled function."""
+    return float(_compiled(fn, args).memory_analysis().temp_size_in_bytes)
+
+
+def peak_bytes(fn: Bound, args: tuple) -> float:
+    """Highest Python and numpy memory during one call, above what was there before it."""
+    copies = fresh(args)
+    outer = tracemalloc.is_tracing()
+    if not outer:
+        tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        fn(*copies)
+        return float(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        if not outer:
+            tracemalloc.stop()
+
+
+MEASURES = {
+    "jaxpr": equations,
+    "flops": flops,
+    "bytes": bytes_accessed,
+    "temp_bytes": temp_bytes,
+    "peak_bytes": peak_bytes,
+}

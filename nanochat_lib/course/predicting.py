@@ -1,0 +1,76 @@
+"""`predict` and `reveal`: write a guess down before the cell that computes the answer, then see both side by side."""
+
+from __future__ import annotations
+
+import math
+
+from nanochat_lib.course import registry, state
+from nanochat_lib.course.showing import emit, words_html
+from nanochat_lib.course.values import describe, is_array, to_numpy
+
+
+def predict(prediction_id: str, guess: object = None) -> None:
+    """Asks the question, and keeps your guess where one is given."""
+    data = registry.prediction(prediction_id)
+    if guess is None:
+        kept = state.read()["predictions"].get(prediction_id, {})
+        if "guess" in kept:
+            said = f"your guess so far: {_value(kept['guess'], data.unit)}"
+        else:
+            said = f'write your guess into this cell: predict("{prediction_id}", …)'
+        emit(
+            f"{data.question}\n({said})",
+            f'<b>{words_html(data.question)}</b><div style="opacity:.65">{words_html(said)}</div>',
+        )
+        return
+    with state.change() as progress:
+        progress["predictions"].setdefault(prediction_id, {})["guess"] = _plain(guess)
+    said = f"Your guess: {_value(_plain(guess), data.unit)}"
+    emit(f"{data.question}\n{said}", f"<b>{words_html(data.question)}</b><br>{words_html(said)}")
+
+
+def reveal(prediction_id: str, value: object) -> None:
+    """Shows the true value beside your guess; without a guess, the true value alone."""
+    data = registry.prediction(prediction_id)
+    true = _plain(value)
+    kept = state.read()["predictions"].get(prediction_id, {})
+    lines = [f"It is {_value(true, data.unit)}."]
+    if "guess" in kept:
+        lines = [
+            f"You guessed {_value(kept['guess'], data.unit)}; it is {_value(true, data.unit)}. "
+            + compared(kept["guess"], true)
+        ]
+    with state.change() as progress:
+        progress["predictions"].setdefault(prediction_id, {})["value"] = true
+    emit("\n".join(lines), "<br>".join(map(words_html, lines)))
+
+
+def compared(guess: object, true: object) -> str:
+    """The distance of a guess in words."""
+    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (guess, true))
+    if not numbers or not all(map(math.isfinite, (guess, true))):
+        return "Right." if str(guess).strip().lower() == str(true).strip().lower() else "Not the same."
+    if guess == true or (isinstance(true, float) and abs(guess - true) <= 0.02 * abs(true)):
+        return "Right."
+    if true != 0 and guess / true > 0:
+        ratio = guess / true
+        if 0.5 <= ratio <= 2:
+            return f"Your guess is {abs(ratio - 1):.0%} too {'high' if ratio > 1 else 'low'}."
+        return f"Your guess is {max(ratio, 1 / ratio):,.3g} times too {'high' if ratio > 1 else 'low'}."
+    return f"Your guess is off by {abs(guess - true):,.4g}."
+
+
+def _plain(value: object) -> object:
+    """A number or text that JSON can keep."""
+    if is_array(value) and not getattr(value, "ndim", 1):
+        value = to_numpy(value).item()
+    if hasattr(value, "item") and not is_array(value):
+        value = value.item()
+    if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return describe(value)
+
+
+def _value(value: object, unit: str) -> str:
+    text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{text} {unit}".strip()

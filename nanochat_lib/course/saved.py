@@ -1,0 +1,303 @@
+"""`mine(id)` and `undo(id)`: functions that passed live on in my_nanochat/<topic>.py, as text to read and change."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+from nanochat_lib.course import checker, registry, state
+from nanochat_lib.course.result import NOT_ATTEMPTED, Result
+from nanochat_lib.course.sources import Block, Unsaveable, block_of
+from nanochat_lib.errors import UserError
+from nanochat_lib.storage import atomic_write_text
+
+PACKAGE = "my_nanochat"
+MARK = re.compile(r"^# ---- (\S+)\s*$", re.MULTILINE)
+HEAD = '''"""Your functions from the chapter on {topic}: each stands here since its checks passed.
+
+Later chapters and `nanochat run --mine` use them. Change them as you like; what no longer passes is not used.
+"""
+'''
+
+
+def module_file(topic: str) -> Path:
+    return state.home() / PACKAGE / f"{topic}.py"
+
+
+def keep(exercise_id: str, fn: Callable, result: Result, source: str | None = None) -> str:
+    """Records a check's outcome, saves a passing function; returns a line about it."""
+    record = state.exercise_record(exercise_id)
+    kept = f'your version that passed is kept: undo("{exercise_id}") shows it' if record.get("passed") else ""
+    if result.status == NOT_ATTEMPTED:
+        return kept
+    if result.passed and fn is registry.library_function(exercise_id):
+        return "This is the library's own function, so nothing is saved as yours."
+    topic = exercise_id.split(".")[0]
+    try:
+        block = block_of(fn, source, frozenset(_names_in_file(topic, exercise_id)), f"{PACKAGE}.{topic}")
+    except Unsaveable as problem:
+        state.set_status(exercise_id, **_outcome(result, record))
+        return f"It was not saved for later chapters: {problem}." if result.passed else kept
+    number = state.add_attempt(exercise_id, "passed" if result.passed else "failed", block.module())
+    if not result.passed:
+        return kept or f'Stuck? hint("{exercise_id}")'
+    return _save(exercise_id, block, number)
+
+
+def _outcome(result: Result, record: dict) -> dict:
+    passed = result.passed
+    return {
+        "attempts": record.get("attempts", 0) + 1,
+        "status": "passed" if passed else "failed",
+        "passed": passed or record.get("passed", False),
+    }
+
+
+def _save(exercise_id: str, block: Block, number: int) -> str:
+    """Puts a block into the topic's file, and sees that the file still loads."""
+    topic = exercise_id.split(".")[0]
+    path = module_file(topic)
+    line = ""
+    with state.locked():
+        imports, blocks, line = _parse(path, topic)
+        blocks[exercise_id] = block.body
+        text = _compose(topic, [*imports, *block.imports], blocks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            atomic_write_text(path, text)
+    state.set_status(exercise_id, saved=number, name=block.name)
+    try:
+        _load(topic)
+    except Exception as error:  # whatever the learner's file does when it is loaded
+        return f"{line}Saved in {PACKAGE}/{topic}.py, which does not load by itself ({type(error).__name__}: {error})."
+    return f"{line}Saved in {PACKAGE}/{topic}.py."
+
+
+def _parse(path: Path, topic: str) -> tuple[list[str], dict[str, str], str]:
+    """(imports, id -> text, a line about what was set aside) of a topic's file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except FileNotFoundError:
+        return [], {}, ""
+    except (SyntaxError, ValueError):
+        number = 1
+        while (aside := path.with_name(f"{path.stem}.broken-{number}.py")).exists():
+            number += 1
+        os.replace(path, aside)
+        imports, blocks = _from_attempts(topic)
+        return imports, blocks, f"{PACKAGE}/{path.name} was not valid Python; it is kept as {aside.name}. "
+    marks = list(MARK.finditer(text))
+    first = text[: marks[0].start()].count("\n") + 1 if marks else len(text) + 1
+    imports = [
+        ast.unparse(type(node)(**{**_fields(node), "names": [alias]}))
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < first
+        for alias in node.names
+    ]
+    blocks = {
+        mark[1]: text[mark.end() : following].strip("\n")
+        for mark, following in zip(marks, [*[m.start() for m in marks[1:]], len(text)], strict=True)
+    }
+    return imports, blocks, ""
+
+
+def _fields(node: ast.AST) -> dict:
+    return {name: value for name, value in ast.iter_fields(node) if name != "names"}
+
+
+def _from_attempts(topic: str) -> tuple[list[str], dict[str, str]]:
+    """Imports and blocks of a topic from the passing attempts that are kept."""
+    imports, blocks = [], {}
+    for exercise_id, record in state.read()["exercises"].items():
+        if exercise_id.split(".")[0] == topic and "saved" in record:
+            some, body = _attempt(exercise_id, record["saved"])
+            imports += some
+            if body:
+                blocks[exercise_id] = body
+    return imports, blocks
+
+
+def _attempt(exercise_id: str, number: int) -> tuple[list[str], str]:
+    """(imports, text) of one kept attempt; ([], "") when it is gone."""
+    for n, _, path in state.attempts(exercise_id):
+        if n == number:
+            lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+            count = 0
+            while count < len(lines) and lines[count].startswith(("import ", "from ")):
+                count += 1
+            return lines[:count], "\n".join(lines[count:]).strip("\n")
+    return [], ""
+
+
+def _compose(topic: str, imports: list[str], blocks: dict[str, str]) -> str:
+    """A topic's file: head, imports, and its functions in the chapter's order."""
+    order = {e.id: i for i, e in enumerate(e for chapter in registry.chapters() for e in chapter.exercises)}
+    names = sorted(blocks, key=lambda name: (order.get(name, len(order)), name))
+    parts = [HEAD.format(topic=topic)]
+    if imports:
+        parts.append("\n".join(_joined(imports)) + "\n")
+    parts += [f"\n# ---- {name}\n{blocks[name]}\n" for name in names]
+    return "\n".join(parts)
+
+
+def _joined(imports: list[str]) -> list[str]:
+    """Single-name imports joined by module, future ones first, then the standard library, then the rest."""
+    plain = sorted({line for line in imports if line.startswith("import ")})
+    by_module: dict[str, set[str]] = {}
+    for line in imports:
+        if match := re.fullmatch(r"from (\S+) import (.+)", line):
+            by_module.setdefault(match[1], set()).add(match[2])
+    froms = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(by_module.items())]
+
+    def rank(line: str) -> tuple[int, bool]:
+        top = line.split()[1].split(".")[0]
+        place = 0 if top == "__future__" else 1 if top in sys.stdlib_module_names else 2
+        return (place if top not in ("nanochat_lib", PACKAGE) else 3, line.startswith("from "))
+
+    return sorted([*plain, *froms], key=rank)
+
+
+def _names_in_file(topic: str, without: str) -> set[str]:
+    """Names of this topic's saved exercises, apart from one."""
+    records = state.read()["exercises"]
+    found = set()
+    for exercise_id, record in records.items():
+        if exercise_id.split(".")[0] == topic and exercise_id != without and "saved" in record:
+            found.add(record.get("name") or name_of(exercise_id))
+    return found
+
+
+def name_of(exercise_id: str) -> str:
+    """The function's name: the last part of the library's symbol, else of the id."""
+    symbol = registry.entry(exercise_id).library
+    return re.split(r"[:.]", symbol or exercise_id)[-1]
+
+
+_modules: dict[tuple[str, int, int], types.ModuleType] = {}
+
+
+def _load(topic: str) -> types.ModuleType:
+    """The topic's file as the module my_nanochat.<topic>; read again when it changed."""
+    path = module_file(topic)
+    info = path.stat()
+    key = (str(path), info.st_mtime_ns, info.st_size)
+    if key not in _modules:
+        package = types.ModuleType(PACKAGE)
+        package.__path__ = [str(path.parent)]
+        sys.modules[PACKAGE] = package
+        name = f"{PACKAGE}.{topic}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        before = sys.modules.get(name)
+        sys.modules[name] = module
+        try:  # compiled from the text: two writes within a second must not meet an old cache
+            exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+        except BaseException:
+            sys.modules.pop(name)
+            if before is not None:
+                sys.modules[name] = before
+            raise
+        _modules[key] = module
+    return _modules[key]
+
+
+_judged: dict[tuple, tuple[Callable | None, str]] = {}
+
+
+def own(exercise_id: str) -> tuple[Callable | None, str]:
+    """(the learner's function, "") when it is saved and passes the public cases now, else (None, why not)."""
+    record = state.exercise_record(exercise_id)
+    if "saved" not in record:
+        return None, "yours has passed, but it could not be saved" if record.get(
+            "passed"
+        ) else "yours has not passed yet"
+    topic = exercise_id.split(".")[0]
+    path = module_file(topic)
+    try:
+        info = path.stat()
+    except OSError:
+        return None, f'{PACKAGE}/{topic}.py is gone; undo("{exercise_id}") writes it again'
+    key = (exercise_id, str(path), info.st_mtime_ns, info.st_size)
+    if key not in _judged:
+        _judged[key] = _judge(exercise_id, topic, record.get("name") or name_of(exercise_id))
+    return _judged[key]
+
+
+def _judge(exercise_id: str, topic: str, name: str) -> tuple[Callable | None, str]:
+    try:
+        fn = getattr(_load(topic), name)
+    except Exception as error:  # the learner's file may do anything
+        return None, f"{PACKAGE}/{topic}.py does not load: {type(error).__name__}: {error}"
+    result = checker.run_cases(exercise_id, fn, budgets_too=False)
+    if result.passed:
+        return fn, ""
+    wrong = next(row for row in result.rows if row.status != "passed")
+    return None, f"yours no longer passes, first at {wrong.case!r}"
+
+
+def mine(exercise_id: str) -> Callable:
+    """Your function when it passes, else the library's; a line says which."""
+    fn, why = own(exercise_id)
+    if fn is not None:
+        print(f"{exercise_id}: yours")
+        return fn
+    right = registry.library_function(exercise_id)
+    if right is None:
+        raise UserError(f"{exercise_id}: {why}, and the library has no such function; solve the exercise first")
+    print(f"{exercise_id}: the library's ({why})")
+    return right
+
+
+def undo(exercise_id: str) -> None:
+    """Brings back the last version that passed: prints it, saves it again, and in JupyterLab puts it into a new cell.
+
+    When the newest version passes already, the one before it comes back.
+    """
+    registry.exercise(exercise_id)
+    record = state.exercise_record(exercise_id)
+    passed = [(number, path) for number, status, path in state.attempts(exercise_id) if status == "passed"]
+    if not passed:
+        raise UserError(f"{exercise_id}: no version of yours has passed yet, so there is nothing to go back to")
+    topic = exercise_id.split(".")[0]
+    saved = record.get("saved", passed[-1][0])
+    number = next((n for n, _ in reversed(passed) if n <= saved), passed[0][0])
+    if record.get("status") == "passed" and _in_file(exercise_id, saved):
+        earlier = [n for n, _ in passed if n < saved]
+        if not earlier:
+            print(f"{exercise_id}: the version that is saved is the only one that has passed")
+            return
+        number = earlier[-1]
+    imports, body = _attempt(exercise_id, number)
+    _save(exercise_id, Block(record.get("name") or name_of(exercise_id), imports, body), number)
+    state.set_status(exercise_id, status="passed", passed=True)
+    print(f"{exercise_id}: back to attempt {number}, saved in {PACKAGE}/{topic}.py\n\n{body}")
+    _new_cell(body)
+
+
+def _in_file(exercise_id: str, number: int) -> bool:
+    """Whether the topic's file holds that attempt, unchanged."""
+    path = module_file(exercise_id.split(".")[0])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    marks = list(MARK.finditer(text))
+    for mark, following in zip(marks, [*[m.start() for m in marks[1:]], len(text)], strict=True):
+        if mark[1] == exercise_id:
+            return text[mark.end() : following].strip("\n") == _attempt(exercise_id, number)[1]
+    return False
+
+
+def _new_cell(text: str) -> None:
+    from nanochat_lib.course.mode import widgets_wanted
+
+    if widgets_wanted():
+        sys.modules["IPython"].get_ipython().set_next_input(text)
