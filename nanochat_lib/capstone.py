@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from nanochat_lib import presets
+from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
 from nanochat_lib.pipeline import open_run
 from nanochat_lib.presets import RunConfig
@@ -52,15 +53,15 @@ class ProgressView(threading.Thread):
         self.join()
 
 
-def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
-    """Executes the capstone in `run_dir`; started again, it continues where it stopped.
+def run_capstone(config: RunConfig, run_dir: str | Path, mine: str = "") -> None:
+    """Executes the capstone in `run_dir`; started again, it continues where it stopped. `mine`: open_run's.
 
     Bad input is found before a kernel starts. A UserError of the notebook comes out as one; any other failure names the
     cell and the executed notebook that holds the traceback.
     """
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
-    run = open_run(run_dir, config, accelerator=False)
+    run = open_run(run_dir, config, accelerator=False, mine=mine)
     found = run.corpus.report  # a broken corpus is found here, in one line
     left_out = f", {found.skipped:,} left out" if found.skipped else ""
     print(f"corpus: {found.documents:,} documents{left_out}")
@@ -71,6 +72,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
     folder = Path(run_dir).resolve()
     output = folder / "capstone.ipynb"
     print(f"{config.preset}: running {NOTEBOOK.name} in {folder} (stop it any time; the same command continues)")
+    os.environ.setdefault("COURSE_HOME", str(project_root()))  # the kernel runs in the run's folder
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not a user-wide one
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["NANOCHAT_PROGRESS_FILE"] = str(Path(scratch) / "progress")
@@ -86,6 +88,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path) -> None:
                     "overrides": overrides(run.config),
                     "seed": config.seed,
                     "corpus": "",
+                    "mine": mine,
                 },
                 kernel_name="python3",
                 cwd=str(folder),
@@ -110,6 +113,7 @@ def overrides(config: RunConfig) -> str:
 
 def summary(folder: Path) -> str:
     """The closing lines of a run: figures, report, and how to talk to the model."""
+    from nanochat_lib.course import borrow
     from nanochat_lib.storage import read_json
 
     report = read_json(folder / "report.json")
@@ -119,6 +123,8 @@ def summary(folder: Path) -> str:
         f"CORE {stages['eval_base']['core']:.2f}",
         f"RL reward {stages['rl']['reward_first']:.2f} → {stages['rl']['reward_last']:.2f}",
     ]
+    if report.get("mine"):
+        figures.append(borrow.line(report["mine"]))
     program = Path(sys.executable).parent / "nanochat"
     return (
         f"done in {format_seconds(report['total_seconds'])}: {', '.join(figures)}\n"

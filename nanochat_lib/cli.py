@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from nanochat_lib.pipeline import default_run_dir
 
     config = run_config(args)
-    run_capstone(config, args.run_dir or default_run_dir(config))
+    run_capstone(config, args.run_dir or default_run_dir(config), mine=args.mine)
 
 
 def presets(args: argparse.Namespace) -> None:
@@ -168,6 +168,13 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _set_option(parser)
 
 
+def _whole_run_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    parser.add_argument(
+        "--mine", default="", metavar="all|ID,ID", help="use your own functions of these exercises of the course"
+    )
+
+
 PROCESSES = {  # option -> (what it sets for distributed.start, placeholder, help)
     "coordinator": ("NANOCHAT_COORDINATOR", "HOST", "several processes: host or host:port of process 0"),
     "coordinator-port": ("NANOCHAT_COORDINATOR_PORT", "N", "its port (default 8476)"),
@@ -252,7 +259,7 @@ def _course_options(parser: argparse.ArgumentParser) -> None:
 
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
 COMMANDS: dict[str, Command] = {
-    "run": (run, _run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
+    "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),

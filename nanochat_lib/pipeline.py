@@ -81,8 +81,10 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
 RL_TASKS = ("primer-word-sums", "primer-spelling")
 
 
-def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -> Run:
+def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, mine: str = "") -> Run:
     """The run in `run_dir`, created there when the folder is new.
+
+    `mine` names exercises whose functions of the learner's the run uses: "all" or "id,id".
 
     Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
     written, or when its disk is nearly full.
@@ -94,7 +96,7 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -
     folder = Path(run_dir)
     if not accelerator:
         _take(folder, config)
-        return Run(folder, config)
+        return _borrow(Run(folder, config), mine, now=False)
     from nanochat_lib import distributed
 
     with distributed.everyone():
@@ -102,7 +104,19 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True) -
             _take(folder, config)
     if not distributed.first():
         check_same(folder, read_json(folder / "config.json"), presets.to_dict(config))
-    return Run(folder, config)
+    return _borrow(Run(folder, config), mine, now=True)
+
+
+def _borrow(run: Run, mine: str, now: bool) -> Run:
+    """Puts the learner's functions into the library, if the run uses any, before anything of it is compiled."""
+    from nanochat_lib.course import borrow
+
+    try:
+        borrow.begin(run.dir, mine, now)
+    except BaseException:
+        run.close()
+        raise
+    return run
 
 
 def _take(folder: Path, config: RunConfig) -> None:

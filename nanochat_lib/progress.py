@@ -12,6 +12,7 @@ import time
 
 LINE_SECONDS = 5.0  # how often a log gets a line
 NOTEBOOK_SECONDS = 1.0  # how often the notebook's line is redrawn
+VOLATILE = {"course": {"volatile": True}}  # metadata of an output that no second run will repeat
 
 
 def in_notebook() -> bool:
@@ -52,7 +53,7 @@ class Progress:
         if in_notebook():
             from IPython.display import display
 
-            self.handle = display({"text/plain": self.line()}, raw=True, display_id=True)
+            self.handle = display({"text/plain": self.line()}, metadata=VOLATILE, raw=True, display_id=True)
             self.every = NOTEBOOK_SECONDS
         elif sys.stderr.isatty():
             from tqdm import tqdm
@@ -94,7 +95,7 @@ class Progress:
             self.bar.n = self.done
             self.bar.refresh()
         elif self.handle is not None:
-            self.handle.update({"text/plain": line}, raw=True)
+            self.handle.update({"text/plain": line}, metadata=VOLATILE, raw=True)
         else:
             print(line, file=sys.stderr, flush=True)
 

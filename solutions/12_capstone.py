@@ -39,6 +39,7 @@ run_dir: str = ""  # folder of the run; empty: runs/<preset> in the course's fol
 overrides: str = ""  # single settings to change, written as in the text above
 seed: int = 0  # seed of data, weights and sampling
 corpus: str = ""  # your own text to train on (.txt, .jsonl, .parquet or a folder of these); empty: the preset's
+mine: str = ""  # exercises whose functions of yours to use, with commas between them, or "all"; empty: the library's
 
 # %% [markdown] id="about-check"
 # Every parameter is checked now, not after an hour of training. Then the run's folder is opened (or created); all
@@ -56,7 +57,7 @@ from nanochat_lib.report.show import show
 
 config = check_parameters(globals())
 folder = project_root() / (run_dir or pipeline.default_run_dir(config))
-run = pipeline.open_run(folder, config)
+run = pipeline.open_run(folder, config, mine=mine)
 
 
 def metrics():

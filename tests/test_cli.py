@@ -61,7 +61,9 @@ def pipeline(monkeypatch) -> list:
     module.open_run, module.open_chat = open_run, record("open_chat")
     module.default_run_dir = lambda config: Path("runs") / config.preset
     capstone = types.ModuleType("nanochat_lib.capstone")
-    capstone.run_capstone = lambda config, run_dir: calls.append(("run_capstone", str(run_dir), config))
+    capstone.run_capstone = lambda config, run_dir, mine: calls.append(
+        ("run_capstone", str(run_dir), config, *([mine] if mine else []))
+    )
     build = types.ModuleType("nanochat_lib.course.build")
     build.build = lambda check: calls.append(("build", check)) or [Path("chapters/12_capstone.py")]
     for name, stub in (("pipeline", module), ("capstone", capstone), ("course.build", build)):

@@ -1,4 +1,4 @@
-"""What cells tagged `hidden` are written with: cases that learners never see, and the wrong answers that cases must catch.
+"""What cells tagged `hidden` are written with: cases that learners never see, and wrong answers.
 
     from nanochat_lib.course.author import example, hidden, mutant
 

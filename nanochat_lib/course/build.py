@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nanochat_lib.course import lock, rules
 from nanochat_lib.course.exercises import for_nbgrader, units
-from nanochat_lib.course.grammar import Cell, for_instructor, for_learner, parse, secrets, write
+from nanochat_lib.course.grammar import Cell, for_instructor, for_learner, parse, write
 from nanochat_lib.course.leaks import leaks
 from nanochat_lib.errors import UserError
 from nanochat_lib.storage import atomic_write_text
@@ -28,9 +28,9 @@ SHOWN = 8  # problems in one message
 def build(check: bool = False, root: str | Path = ".") -> list[Path]:
     """Writes every generated file of the course below `root` that is not up to date; returns their paths.
 
-    Raises UserError for a chapter that breaks a rule of rules.py and for a published exercise that has vanished. With
-    `check` nothing is written: UserError names the files that differ from what the sources give too, the generated files
-    without a source, and any answer or hidden text found in `chapters/`.
+    Raises UserError for a chapter that breaks a rule of rules.py, for a published exercise that has vanished, and for
+    any answer or hidden text in what learners get. With `check` nothing is written, and files that differ from what
+    the sources give are named too.
     """
     root = Path(root)
     chapters = sources(root)
@@ -50,7 +50,7 @@ def build(check: bool = False, root: str | Path = ".") -> list[Path]:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             atomic_write_text(root / name, expected[name])
     problems += [f"{name} has no source in solutions/" for name in strays(root, expected)]
-    problems += leaks(root, {stem: secrets(cells) for stem, cells in chapters.items()})
+    problems += leaks(root, chapters)
     if problems:
         raise UserError(f"course: {_several(problems)}; edit solutions/*.py, then run nanochat course build")
     return [root / name for name in differing]
@@ -157,7 +157,7 @@ def cell_ids(cells: list[Cell], stem: str) -> list[str]:
         else:
             place += 1
             name = f"{section}-{place}"
-        full = f"{chapter}-{name}"[:64].rstrip("-")
+        full = (name if name.startswith(f"{chapter}-") else f"{chapter}-{name}")[:64].rstrip("-")
         if full in lines:
             raise UserError(
                 f"{stem}.py:{cell.line}: two cells are called {full} (the other at line {lines[full]}); "

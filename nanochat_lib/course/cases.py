@@ -43,6 +43,7 @@ class Case:
     atol: float | None = None
     dtype: str | bool | None = None  # the exact dtype of the result; True: that of the expected one
     limits: Mapping[str, float] = field(default_factory=dict)
+    why: str = ""  # the likely cause when a budget is exceeded
 
 
 def example(
@@ -88,7 +89,13 @@ RESOURCES = ("time", "jaxpr", "flops", "bytes", "temp_bytes", "peak_bytes")
 
 
 def budget(
-    name: str, make: Callable, *, against: Callable | None = None, call: Callable | None = None, **limits: float
+    name: str,
+    make: Callable,
+    *,
+    against: Callable | None = None,
+    call: Callable | None = None,
+    why: str = "",
+    **limits: float,
 ) -> Case:
     """At most so much of a resource, with the results checked by the other cases first.
 
@@ -98,11 +105,13 @@ def budget(
     temp_bytes=        the compiled function's scratch memory (memory_analysis)
     peak_bytes=        Python and numpy memory at its highest during the call (tracemalloc)
     X_ratio=1.2        any of them as a multiple of the library's
+
+    `why` is the likely cause that is said when it costs more.
     """
     known = {*RESOURCES, *(f"{name}_ratio" for name in RESOURCES[1:])}
     if not limits or set(limits) - known:
         raise TypeError(f"case {name!r}: limits {sorted(limits)} must be among {', '.join(sorted(known))}")
-    return Case(name, "budget", make, against=against, call=call, limits=limits)
+    return Case(name, "budget", make, against=against, call=call, limits=limits, why=why)
 
 
 @dataclass(frozen=True)

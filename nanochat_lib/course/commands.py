@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 
 def build(args: argparse.Namespace) -> None:
@@ -12,14 +13,79 @@ def build(args: argparse.Namespace) -> None:
         print(f"wrote {path}")
 
 
+def bundle(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.build import build
+    from nanochat_lib.course.leaks import write_bundle
+
+    build(check=True)
+    print(f"{args.file}: {write_bundle(Path('.'), Path(args.file))} files, no answer among them")
+
+
 def mutants(args: argparse.Namespace) -> int:
     from nanochat_lib.course.mutants import print_mutants
 
     return print_mutants(wanted=args.chapter or "", settings=not args.quick)
 
 
+def execute(args: argparse.Namespace) -> int:
+    from nanochat_lib.course.execute import print_execution
+
+    path = notebook(args.chapter, "chapters" if args.learner else "solutions")
+    return print_execution(path, strict=not args.learner, fast=not args.full, save=args.save and Path(args.save))
+
+
+def notebook(chapter: str, folder: str) -> Path:
+    """chapters/01_tokenizer.ipynb of "1", "01", "tokenizer" or "01_tokenizer"."""
+    from nanochat_lib.course.mutants import pick
+    from nanochat_lib.course.parameters import project_root
+
+    found = {path.stem: path for path in sorted((project_root() / folder).glob("[0-9][0-9]_*.ipynb"))}
+    return found[pick(chapter, list(found))]
+
+
+def check(args: argparse.Namespace) -> int:
+    from nanochat_lib.course import registry, saved
+    from nanochat_lib.course.learner import print_checks
+
+    path = notebook(args.chapter, "chapters")
+    chapters = registry.chapters(path.parents[1])
+    entries = [entry for chapter in chapters if path.stem.endswith(f"_{chapter.topic}") for entry in chapter.exercises]
+    wanted = {entry.id: saved.name_of(entry.id) for entry in entries}
+    return print_checks(Path(args.file) if args.file else path, wanted, args.exercise)
+
+
+def status(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.overview import progress
+
+    progress()
+
+
+def hint(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.helping import hint
+
+    hint(args.exercise, args.level)
+
+
+def undo(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.saved import undo
+
+    undo(args.exercise)
+
+
+def pull(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.pull import pull
+
+    path = notebook(args.chapter, "chapters")
+    source = path.parents[1] / "solutions" / f"{path.stem}.py"
+    print(pull(source, Path(args.file) if args.file else path) or f"{path.name} holds nothing that its source lacks")
+
+
 def build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
+
+
+def bundle_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE.zip", help="the archive to write")
 
 
 def mutants_options(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +93,47 @@ def mutants_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="leave out 64 bits and one thread")
 
 
+def execute_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapter", metavar="NN", help="the chapter, by number or topic")
+    parser.add_argument("--learner", action="store_true", help="the learner's notebook, not the solved one")
+    parser.add_argument("--full", action="store_true", help="not in fast mode")
+    parser.add_argument("--save", metavar="FILE", help="keep the executed notebook")
+
+
+def check_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapter", metavar="NN", help="the chapter, by number or topic")
+    parser.add_argument("exercise", nargs="?", metavar="ID", help="only this exercise")
+    parser.add_argument("--file", metavar="PATH", help="this .ipynb or .py instead of the one in chapters/")
+
+
+def exercise_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("exercise", metavar="ID", help="the exercise, e.g. tokenizer.merge")
+
+
+def hint_options(parser: argparse.ArgumentParser) -> None:
+    exercise_options(parser)
+    parser.add_argument("--level", type=int, choices=(1, 2, 3), help="this hint (default: the next one)")
+
+
+def pull_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapter", metavar="NN", help="the chapter, by number or topic")
+    parser.add_argument("--file", metavar="PATH", help="this notebook instead of the one in chapters/")
+
+
+def no_options(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
 ACTIONS = {
+    "status": (status, no_options, "show your progress and what is next"),
+    "check": (check, check_options, "check the exercises of your notebook"),
+    "hint": (hint, hint_options, "show the next hint to an exercise"),
+    "undo": (undo, exercise_options, "go back to your last version that passed"),
     "build": (build, build_options, "build the chapters from solutions/"),
+    "bundle": (bundle, bundle_options, "pack what learners get, without any answer"),
     "mutants": (mutants, mutants_options, "try right and wrong answers on every check"),
+    "execute": (execute, execute_options, "run a chapter's notebook in a fresh kernel and look at what it shows"),
+    "pull": (pull, pull_options, "show what an edited notebook would change in its source"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Exercises among a chapter's cells: which cells belong to one, what it is called, and what nbgrader must know of it."""
+"""Exercises among a chapter's cells: which cells belong to one, what it is called, and what nbgrader needs to know."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def units(cells: list[Cell]) -> list[Unit]:
         if "exercise" not in cell.tags:
             continue
         check, hidden = [*cells[i + 1 : i + 3], None, None][:2]
-        if not (check and check.kind == "code" and "hidden" not in check.tags and checked(check) == [cell.metadata["id"]]):
+        if not (
+            check and check.kind == "code" and "hidden" not in check.tags and checked(check) == [cell.metadata["id"]]
+        ):
             check, hidden = None, check
         if not (hidden and "hidden" in hidden.tags):
             hidden = None

@@ -221,12 +221,14 @@ def secrets(cells: list[Cell]) -> list[str]:
 
 def write(cells: list[Cell]) -> str:
     """Cells as a py:percent file; `read` reads the same cells back."""
-    blocks = []
-    for cell in cells:
-        label = {"code": "", "markdown": " [markdown]", "raw": " [raw]"}[cell.kind]
-        meta = "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.metadata.items())
-        body = cell.source
-        if cell.kind != "code" and body:
-            body = "\n".join(f"# {line}" if line else "#" for line in body.split("\n"))
-        blocks.append(f"# %%{label}{meta}\n" + (body + "\n" if body else ""))
-    return HEADER + "\n" + "\n".join(blocks)
+    return HEADER + "\n" + "\n".join(map(write_cell, cells))
+
+
+def write_cell(cell: Cell) -> str:
+    """One cell as lines of a py:percent file."""
+    label = {"code": "", "markdown": " [markdown]", "raw": " [raw]"}[cell.kind]
+    meta = "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.metadata.items())
+    body = cell.source
+    if cell.kind != "code" and body:
+        body = "\n".join(f"# {line}" if line else "#" for line in body.split("\n"))
+    return f"# %%{label}{meta}\n" + (body + "\n" if body else "")

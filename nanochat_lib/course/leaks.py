@@ -1,45 +1,83 @@
-"""The search for answers and hidden cells where learners would find them."""
+"""What a learner gets, and the search in it for answers and hidden cells: text, metadata, and files of any kind.
+
+The library itself is what the answers are, so only hidden cells are looked for there. A checks module may hold wrong
+answers that share lines with the right one, but not the whole of it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
+from nanochat_lib.course.grammar import ID, Cell, secrets
 from nanochat_lib.errors import UserError
 
+FOLDERS = ("chapters", "nanochat_lib", "scripts", "docs", "assets", ".binder", ".devcontainer")
+FILES = ("*.md", "*.toml", "*.yml", "LICENSE")
+LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
 SECRET_LINE = 24  # characters from which a single line of an answer counts as a leak
+SHORTEST = 8  # characters of a whole answer that is not a coincidence
 
 
-def leaks(root: Path, hidden: dict[str, list[str]]) -> list[str]:
-    """Problems: answers or hidden text of any chapter, and outputs, found in any text file below chapters/.
+def bundle(root: Path) -> list[Path]:
+    """The files that a learner needs: everything but solutions, tests and what is left lying about."""
+    found = [path for pattern in FILES for path in root.glob(pattern)]
+    found += [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file()]
+    return sorted(path for path in found if not set(LEFT_OUT) & set(path.relative_to(root).parts))
 
-    Notebooks are searched as decoded text (every string in them, metadata and outputs too), whitespace apart. A whole
-    answer counts, and so does any single line of it that is long enough not to be a coincidence.
-    """
-    wanted: dict[str, tuple[str, str]] = {}  # what to look for -> chapter, how the message calls it
-    for stem, texts in hidden.items():
-        for text in texts:
-            wanted[_squeeze(text)] = stem, text.strip().split("\n")[0]
-            for line in text.split("\n"):
-                if len(line.strip()) >= SECRET_LINE and not line.strip().startswith(("import ", "from ", "#")):
-                    wanted[_squeeze(line)] = stem, line.strip()
+
+def write_bundle(root: Path, target: Path) -> int:
+    """Writes the learner's files as a zip, the same bytes each time; returns how many."""
+    files = bundle(root)
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in files:
+            entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(root).as_posix()}")  # dated 1980
+            entry.external_attr = (path.stat().st_mode & 0o755) << 16
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return len(files)
+
+
+def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
+    """Lines naming the files of the learner's bundle that show an answer, hidden text or outputs."""
+    whole: dict[str, tuple[str, str]] = {}  # what to look for -> chapter, how the message calls it
+    hidden: dict[str, tuple[str, str]] = {}
+    single: dict[str, tuple[str, str]] = {}
+    for stem, cells in chapters.items():
+        for text in secrets(cells):
+            whole[_squeeze(text)] = stem, text.strip().split("\n")[0]
+            single |= {_squeeze(line): (stem, line.strip()) for line in text.split("\n") if _telling(line)}
+        hidden |= {_squeeze(c.source): (stem, c.source.split("\n")[0]) for c in cells if "hidden" in c.tags}
     problems = []
-    for path in sorted(p for p in (root / "chapters").rglob("*") if p.is_file()):
-        if any(part.startswith(".") for part in path.relative_to(root).parts):
-            continue  # editors' checkpoints and caches, which git ignores
+    for path in bundle(root):
+        name = path.relative_to(root).as_posix()
         text = _text(path)
         if text is None:
             continue
+        if name.startswith("nanochat_lib/course/checks/"):
+            wanted = whole
+        elif name.startswith("nanochat_lib/"):
+            wanted = hidden
+        else:
+            wanted = single | whole
         if path.suffix == ".ipynb":
             text, outputs = _strings(path, text)
             if outputs:
-                problems.append(f"{path.relative_to(root)} holds outputs")
+                problems.append(f"{name} holds outputs")
         squeezed = _squeeze(text)
-        found = {wanted[needle][0]: wanted[needle][1] for needle in wanted if len(needle) >= 8 and needle in squeezed}
-        for stem, line in sorted(found.items()):
-            problems.append(f"{path.relative_to(root)} shows an answer or hidden text of {stem} (`{line}`)")
+        found = {wanted[needle] for needle in wanted if len(needle) >= SHORTEST and needle in squeezed}
+        for stem, line in {stem: (stem, line) for stem, line in sorted(found)}.values():
+            problems.append(f"{name} shows an answer or hidden text of {stem} (`{line}`)")
     return problems
+
+
+def _telling(line: str) -> bool:
+    """Is the line, seen alone, part of an answer? Imports, comments and an exercise's id are not."""
+    line = line.strip()
+    if len(line) < SECRET_LINE or line.startswith(("import ", "from ", "#")):
+        return False
+    return not ID.fullmatch(line.strip("\"',()"))
 
 
 def _text(path: Path) -> str | None:

@@ -120,7 +120,7 @@ def wrong_answers(chapter: Prepared) -> list[Outcome]:
 
 
 def survives(chapter: Prepared, unit: Unit, mutant: author.Mutant) -> str:
-    """"" when the cases catch the mutant with its words, else what happened."""
+    """ "" when the cases catch the mutant with its words, else what happened."""
     try:
         source = mutant.source(unit.cell)
         names = dict(chapter.before[unit.id])
@@ -147,18 +147,9 @@ def prepare(root: Path, wanted: str = "") -> list[Prepared]:
     chapters = {stem: cells for stem, cells in sources(root).items() if units(cells)}
     if wanted:
         chapters = {stem: chapters[stem] for stem in [pick(wanted, list(chapters))]}
-    add_checks(root)
+    rules.add_checks(root)
     os.environ.setdefault("COURSE_HOME", tempfile.mkdtemp(prefix="course-"))  # nothing is the learner's here
     return [Prepared(stem, cells) for stem, cells in chapters.items()]
-
-
-def add_checks(root: Path) -> None:
-    """Lets `load_checks` find the checks of a course's folder that this package does not lie in."""
-    from nanochat_lib.course import checks
-
-    folder = str((root / rules.CHECKS).resolve())
-    if folder not in checks.__path__:
-        checks.__path__.append(folder)
 
 
 def pick(wanted: str, stems: list[str]) -> str:

@@ -15,7 +15,7 @@ from nanochat_lib import presets
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import RunConfig, nearest
 
-PARAMETERS = {"preset": str, "run_dir": str, "overrides": str, "seed": int, "corpus": str}
+PARAMETERS = {"preset": str, "run_dir": str, "overrides": str, "seed": int, "corpus": str, "mine": str}
 INJECTED = "# Parameters"  # first line of the cell that papermill puts in
 
 

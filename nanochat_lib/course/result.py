@@ -33,8 +33,8 @@ class Row:
         for name, value in fields.items():
             setattr(self, name, value)
 
-    def details(self) -> list[tuple[str, str]]:
-        """(label, text) of a failed row, in reading order."""
+    def details(self, brief: bool = False) -> list[tuple[str, str]]:
+        """(label, text) of a failed row, in reading order; brief: only what is wrong and the likely cause."""
         pairs = [
             ("called with", self.called),
             ("expected", self.expected),
@@ -43,6 +43,8 @@ class Row:
             ("first wrong step", self.step),
             ("likely cause", self.cause),
         ]
+        if brief:
+            pairs = pairs[-3:] if self.where else pairs[2:]
         return [(label, text) for label, text in pairs if text]
 
 
@@ -77,11 +79,11 @@ class Result:
         lines = [self.headline]
         if self.status == NOT_ATTEMPTED:
             return "\n".join([*lines, *self.footer])
-        for row in self.rows:
+        for row, brief in self._in_order():
             lines.append(f"  {MARKS[row.status]} {row.case}{_after(row)}")
             if row.status == FAILED:
-                lines += [f"      {label + ':':<17} {text}" for label, text in row.details()]
-                lines += [f"      {line}" for line in _heat_text(row.heat)]
+                lines += [f"      {label + ':':<17} {text}" for label, text in row.details(brief)]
+                lines += [] if brief else [f"      {line}" for line in _heat_text(row.heat)]
         return "\n".join([*lines, *self.footer])
 
     @property
@@ -90,11 +92,15 @@ class Result:
             f'<div style="margin:.3em 0"><b style="color:{COLOURS[self.status]}">{escape(self.headline)}</b></div>'
         ]
         if self.status != NOT_ATTEMPTED:
-            parts.append(
-                f'<table style="border-collapse:collapse;margin:0">{"".join(map(_row_html, self.rows))}</table>'
-            )
+            rows = "".join(_row_html(row, brief) for row, brief in self._in_order())
+            parts.append(f'<table style="border-collapse:collapse;margin:0">{rows}</table>')
         parts += [f'<div style="opacity:.75;margin-top:.3em">{escape(line)}</div>' for line in self.footer]
         return f'<div style="text-align:left">{"".join(parts)}</div>'
+
+    def _in_order(self) -> list[tuple[Row, bool]]:
+        """Rows with whether to be brief: the first failure is told in full, of later ones what is wrong and why."""
+        first = next((row for row in self.rows if row.status == FAILED), None)
+        return [(row, row is not first) for row in self.rows]
 
     def __repr__(self) -> str:
         return f"<check of {self.exercise}: {self.status}>"
@@ -131,14 +137,16 @@ def _alpha(value: float) -> str:
     return f"{0.15 + 0.85 * value:.2f}" if value > 0 else "0"
 
 
-def _row_html(row: Row) -> str:
+def _row_html(row: Row, brief: bool) -> str:
     cell = 'style="text-align:left;vertical-align:top;padding:.15em .6em;background:transparent"'
     mark = f'<td {cell}><b style="color:{COLOURS[row.status]}">{MARKS[row.status]}</b></td>'
     name = f"{escape(row.case)}{escape(_after(row))}"
     if row.status != FAILED:
         return f'<tr style="background:transparent">{mark}<td {cell}>{name}</td></tr>'
-    lines = "".join(_detail_html(label, text) for label, text in row.details())
-    inner = f'<table style="border-collapse:collapse;margin:.2em 0">{lines}</table>{_heat_html(row.heat)}'
+    lines = "".join(_detail_html(label, text) for label, text in row.details(brief))
+    inner = (
+        f'<table style="border-collapse:collapse;margin:.2em 0">{lines}</table>{"" if brief else _heat_html(row.heat)}'
+    )
     return f'<tr style="background:transparent">{mark}<td {cell}>{name}{inner}</td></tr>'
 
 

@@ -1,6 +1,6 @@
 """What a chapter must keep to be a course and stay one: every rule that the build refuses to break.
 
-The source is read, not run; only the chapter's checks module is imported. Problems come as lines, all of a chapter at once.
+The source is read, not run; only the chapter's checks module is imported. Problems come as lines, all at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HINTS = 3
 
 
 def topic(stem: str) -> str:
-    """"01_tokenizer" -> "tokenizer"."""
+    """ "01_tokenizer" -> "tokenizer"."""
     return stem.split("_", 1)[1]
 
 
@@ -52,6 +52,15 @@ def load(path: Path) -> ModuleType:
     except Exception as error:
         raise UserError(f"{path.name} cannot be imported ({type(error).__name__}: {error})") from error
     return module
+
+
+def add_checks(root: str | Path) -> None:
+    """Lets `load_checks` find the checks of a course's folder that this package does not lie in."""
+    from nanochat_lib.course import checks
+
+    folder = str((Path(root) / CHECKS).resolve())
+    if folder not in checks.__path__:
+        checks.__path__.append(folder)
 
 
 def of_unit(unit: Unit, stem: str) -> list[str]:
@@ -142,7 +151,9 @@ def asked(cells: list[Cell], checks: ModuleType, stem: str, file: str) -> list[s
     ):
         defined = {entry.id for entry in getattr(checks, listed, [])}
         for caller in callers:
-            lines += [f"{stem}.py: {caller}({id!r}), but {file} has no such {kind}" for id in sorted(used(caller) - defined)]
+            lines += [
+                f"{stem}.py: {caller}({id!r}), but {file} has no such {kind}" for id in sorted(used(caller) - defined)
+            ]
             lines += [f"{file}: {kind} {id} is never given to {caller}()" for id in sorted(defined - used(caller))]
     own = {id for id in used("mine") | used("hint") | used("undo") if id.startswith(f"{topic(stem)}.")}
     exercises = {id for cell in code for id in checked(cell)}

@@ -94,19 +94,20 @@ def _parse(path: Path, topic: str) -> tuple[list[str], dict[str, str], str]:
         os.replace(path, aside)
         imports, blocks = _from_attempts(topic)
         return imports, blocks, f"{PACKAGE}/{path.name} was not valid Python; it is kept as {aside.name}. "
-    marks = list(MARK.finditer(text))
-    first = text[: marks[0].start()].count("\n") + 1 if marks else len(text) + 1
+    first = text[: mark.start()].count("\n") + 1 if (mark := MARK.search(text)) else len(text) + 1
     imports = [
         ast.unparse(type(node)(**{**_fields(node), "names": [alias]}))
         for node in tree.body
         if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < first
         for alias in node.names
     ]
-    blocks = {
-        mark[1]: text[mark.end() : following].strip("\n")
-        for mark, following in zip(marks, [*[m.start() for m in marks[1:]], len(text)], strict=True)
-    }
-    return imports, blocks, ""
+    return imports, _blocks(text), ""
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """id -> text below its mark, up to the next mark."""
+    parts = MARK.split(text)  # what stands before the first mark, then id, text, id, text, …
+    return {name: body.strip("\n") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _fields(node: ast.AST) -> dict:
@@ -272,7 +273,7 @@ def undo(exercise_id: str) -> None:
     if record.get("status") == "passed" and _in_file(exercise_id, saved):
         earlier = [n for n, _ in passed if n < saved]
         if not earlier:
-            print(f"{exercise_id}: the version that is saved is the only one that has passed")
+            print(f"{exercise_id}: there is no earlier version that passed; the saved one stays")
             return
         number = earlier[-1]
     imports, body = _attempt(exercise_id, number)
@@ -289,11 +290,7 @@ def _in_file(exercise_id: str, number: int) -> bool:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return False
-    marks = list(MARK.finditer(text))
-    for mark, following in zip(marks, [*[m.start() for m in marks[1:]], len(text)], strict=True):
-        if mark[1] == exercise_id:
-            return text[mark.end() : following].strip("\n") == _attempt(exercise_id, number)[1]
-    return False
+    return _blocks(text).get(exercise_id) == _attempt(exercise_id, number)[1]
 
 
 def _new_cell(text: str) -> None:

@@ -39,7 +39,7 @@ def read() -> dict:
     path = folder() / "progress.json"
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return _recovered()
     except (OSError, UnicodeDecodeError) as error:
         return _set_aside(path, str(error))

@@ -1,6 +1,6 @@
-"""An exercise's answer and the library symbol that it names, compared as syntax trees: neither may drift from the other.
+"""An exercise's answer and the library symbol that it names, compared as syntax trees: neither may drift.
 
-What says nothing about what is computed is left out: docstrings, annotations, `note(…)` lines, decorators of the symbol.
+What says nothing about what is computed is left out: docstrings, annotations, `note(…)` lines, decorators.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def difference(answer: str, library: str) -> str:
-    """"" when `answer` (a cell's source) defines what `library` ("nanochat_lib.bpe:merge") is, else how it differs."""
+    """ "" when `answer` (a cell's source) defines what `library` ("nanochat_lib.bpe:merge") is, else how it differs."""
     name = library.split(":")[1].split(".")[-1]
     own = find(ast.parse(answer), name)
     if own is None:
@@ -93,4 +93,3 @@ def _silent(node: ast.AST) -> bool:
     """A note, a docstring or any other text that stands alone."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return text or _note(node)
-

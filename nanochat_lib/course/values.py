@@ -15,9 +15,11 @@ def is_array(value: object) -> bool:
     """numpy, JAX and PyTorch arrays, and objects that stand for one (nnx.Param); not numpy's scalars."""
     if isinstance(value, (np.generic, type)):
         return False
-    return isinstance(value, np.ndarray) or (
-        hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "ndim")
-    )
+    if isinstance(value, np.ndarray):
+        return True
+    if not all(hasattr(value, name) for name in ("shape", "dtype", "ndim")):
+        return False
+    return hasattr(value, "__array__") or str(value.dtype).startswith("key<")
 
 
 def dtype_name(value: object) -> str:

@@ -45,7 +45,8 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
     """The content of report.json for the run in `run_dir`.
 
     `preset`, `seed`, `machine`, `stages` (each with `seconds` and its figures, null when it has not finished),
-    `total_seconds` over all stages, `cost_usd` (null on an own machine), `samples`, `missing` (stages without a result)
+    `total_seconds` over all stages, `cost_usd` (null on an own machine), `mine` (which exercise functions of the course
+    were the learner's, null when none was asked for), `samples`, `missing` (stages without a result)
     and `problems` (files or lines that could not be read). `machine` defaults to this one.
     Raises UserError when the folder holds no run.
     """
@@ -81,6 +82,7 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         "stages": stages,
         "total_seconds": total,
         "cost_usd": round(rate * total / 3600, 4) if rate else None,
+        "mine": _mine(folder, problems),
         "samples": samples,
         "missing": [name for name in STAGES if stages[name] is None],
         "problems": problems,
@@ -114,6 +116,25 @@ def _stage_record(path: Path, problems: list[str]) -> dict | None:
         problems.append(f"stage record left out: {path.name} has no seconds and figures")
         return None
     return record
+
+
+def _mine(folder: Path, problems: list[str]) -> dict | None:
+    """What the run used of the learner's functions (mine.json), or None."""
+    path = folder / "mine.json"
+    if not path.exists():
+        return None
+    try:
+        record = read_json(path)
+        used, refused = list(record["used"]), dict(record["refused"])
+        return {
+            "used": used,
+            "refused": refused,
+            "functions": int(record["functions"]),
+            "share": float(record["share"]),
+        }
+    except (UserError, KeyError, TypeError, ValueError):
+        problems.append(f"{path.name} cannot be read, so the share of your own functions is left out")
+        return None
 
 
 def _finite(value: object, where: str, problems: list[str]) -> object:

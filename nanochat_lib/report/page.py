@@ -61,6 +61,10 @@ def headline(report: dict) -> list[tuple[str, str]]:
         )
     if "reward_first" in rl:
         found.append((change(rl["reward_first"], rl.get("reward_last"), "percent"), "held-out reward, SFT → RL"))
+    if report.get("mine"):
+        mine = report["mine"]
+        label = f"exercise functions in this pipeline are yours: {100 * mine['share']:.0f} %"
+        found.append((f"{len(mine['used'])} of {mine['functions']}", label))
     if report["cost_usd"] is not None:
         found.append((f"${report['cost_usd']:.2f}", "cost of the rented machine"))
     return found
@@ -94,8 +98,21 @@ def to_markdown(report: dict) -> str:
             parts.append(NOT_EVALUATED)
             continue
         parts += [table.to_markdown() for table in _stage_tables(name, stage, report["samples"]) if table.rows]
+    if report.get("mine"):
+        parts += ["## Your functions", *map(md_escape, mine_lines(report["mine"]))]
     parts += ["## Time and cost", tables.time_table(report).to_markdown()]
     return "\n\n".join(parts) + "\n"
+
+
+def mine_lines(mine: dict) -> list[str]:
+    """Which functions of the pipeline were the learner's, and which fell back to the library's, with the reason."""
+    count, share = len(mine["used"]), f"{100 * mine['share']:.0f} %"
+    lines = [f"{count} of {mine['functions']} exercise functions in this pipeline are yours: {share}."]
+    if mine["used"]:
+        lines.append(f"Yours: {', '.join(mine['used'])}.")
+    if mine["refused"]:
+        lines.append("The library's: " + "; ".join(f"{name} ({why})" for name, why in mine["refused"].items()) + ".")
+    return lines
 
 
 def _stage_tables(name: str, stage: dict, samples: list[dict]) -> list[tables.Table]:
@@ -154,6 +171,8 @@ def to_html(report: dict, records: list[dict]) -> str:
         if name == "tokenizer":
             body += [_tokens(pieces) for pieces in stage.get("examples") or []]
         body += [_table(table) for table in _stage_tables(name, stage, report["samples"]) if table.rows]
+    if report.get("mine"):
+        body += ["<h2>Your functions</h2>", *(f"<p>{html.escape(line)}</p>" for line in mine_lines(report["mine"]))]
     times = {STAGE_TITLES[name]: (stage or {}).get("seconds") for name, stage in stages.items()}
     body += ["<h2>Time, cost and machine</h2>", _figures([plots.to_svg(bars.time_bars(times), "time")])]
     body.append(

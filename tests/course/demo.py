@@ -52,7 +52,7 @@ hidden(
     example("overlap", ([7, 7, 7], (7, 7), 9), [9, 7]),
     example("nothing to do", ([], (1, 2), 3), []),
 )
-mutant("pairs.merge", "i += 2", "i += 1", says="[9, 9]")
+mutant("pairs.merge", "i += 2", "i += 1", says="[9, 9, 7]")
 mutant("pairs.merge", "i + 1 < len(tokens) and ", "", says="IndexError")
 mutant("pairs.merge", body="out = list(tokens)", says="expected")
 
@@ -88,7 +88,7 @@ quiz("pairs.q_ties")
 #   indented
 '''
 )
-CHECKS = '''
+CHECKS = """
 from nanochat_lib.course.cases import Exercise, Option, Prediction, Quiz, example
 
 EXERCISES = [
@@ -105,9 +105,9 @@ EXERCISES = [
         fallback=lambda tokens, pair: [10],
     ),
 ]
-QUIZZES = [Quiz("pairs.q_ties", "Which pair wins?", [Option("the first", right=True, why="so"), Option("no", why="not")])]
+QUIZZES = [Quiz("pairs.q_ties", "Which pair wins?", [Option("first", right=True, why="so"), Option("no", why="no")])]
 PREDICTIONS = [Prediction("pairs.p_twice", "How many tokens are left?", unit="tokens")]
-'''
+"""
 
 
 def write(root: Path, chapter: str = CHAPTER, checks: str = CHECKS, stem: str = STEM) -> Path:
