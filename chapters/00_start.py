@@ -24,13 +24,24 @@
 # %% tags=["setup"] id="setup"
 import math
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
 from nanochat_lib.course import (
-    about, check, choice, explore, fast, hint, mine, predict, progress, quiz, reveal, show, slider, undo, volatile,
+    about,
+    check,
+    explore,
+    fast,
+    hint,
+    mine,
+    predict,
+    progress,
+    quiz,
+    reveal,
+    show,
+    slider,
+    volatile,
 )
 
 # %% [markdown] id="doctor-title"
@@ -126,7 +137,10 @@ axes.step(depths, widths, where="mid", label="width")
 axes.plot(depths, depths * 64, "--", lw=1, label="depth × 64")
 axes.set(xlabel="depth (layers)", ylabel="width (channels)", title="The width follows the depth in whole heads of 128")
 axes.legend(frameon=False)
-show(figure, alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64")
+show(
+    figure,
+    alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64",
+)
 
 # %% [markdown] id="power-title"
 # ## Round numbers for the compiler
@@ -175,7 +189,9 @@ def draw_schedule(warmdown, final):
     axes.fill_between(range(steps + 1), factor, alpha=0.25)
     axes.plot(factor)
     axes.set(xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.08), xlim=(0, steps))
-    axes.set_title(f"warm-down over {warmdown:.0f} % of the run, down to {final:.0f} %: mean rate {np.mean(factor):.2f}")
+    axes.set_title(
+        f"warm-down over {warmdown:.0f} % of the run, down to {final:.0f} %: mean rate {np.mean(factor):.2f}"
+    )
     return figure
 
 
@@ -217,7 +233,12 @@ from nanochat_lib.course.state import home
 from nanochat_lib.report import read_metrics
 
 steps = 20 if fast() else 300
-settings = {"pretrain.steps": steps, "pretrain.eval_every": -1, "pretrain.save_every": -1, "sft.steps": 10 if fast() else 100}
+settings = {
+    "pretrain.steps": steps,
+    "pretrain.eval_every": -1,
+    "pretrain.save_every": -1,
+    "sft.steps": 10 if fast() else 100,
+}
 config = presets.override(presets.preset("cpu-smoke"), settings)
 run = pipeline.open_run(home() / "runs" / f"start-{steps}", config)
 for stage in (run.tokenizer, run.pretrain, run.sft):
@@ -257,7 +278,7 @@ for question in ("What is 2 + 3?", "Spell the word apple."):
     chat = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]}
     prompt = render_for_completion(tokenizer, chat, config.model.sequence_len)
     answer = engine.generate_batch([prompt], max_tokens=24, temperature=0.0).sequences[0]
-    print(f"> {question}\n{tokenizer.decode(list(answer)[len(prompt):])}\n")
+    print(f"> {question}\n{tokenizer.decode(list(answer)[len(prompt) :])}\n")
 run.close()
 
 # %% [markdown] id="talk-more"
@@ -274,16 +295,26 @@ run.close()
 from matplotlib.patches import FancyBboxPatch
 
 stops = [
-    ("01 Tokenizer", "bpe.py", 0, 2), ("04 Data", "packing.py", 1, 2), ("02 The model", "gpt.py, layers.py", 2, 2),
-    ("03 Attention", "kernels/flash.py", 3, 2), ("05 Muon", "muon.py", 3, 1), ("06 Train step", "train_step.py", 2, 1),
-    ("07 Evaluation", "evaluate/", 1, 1), ("08 SFT", "sft.py", 0, 1), ("09 RL", "rl.py", 0, 0),
-    ("10 Inference", "engine.py", 1, 0), ("11 Scale, cost", "preflight/", 2, 0), ("12 Capstone", "pipeline.py", 3, 0),
+    ("01 Tokenizer", "bpe.py", 0, 2),
+    ("04 Data", "packing.py", 1, 2),
+    ("02 The model", "gpt.py, layers.py", 2, 2),
+    ("03 Attention", "kernels/flash.py", 3, 2),
+    ("05 Muon", "muon.py", 3, 1),
+    ("06 Train step", "train_step.py", 2, 1),
+    ("07 Evaluation", "evaluate/", 1, 1),
+    ("08 SFT", "sft.py", 0, 1),
+    ("09 RL", "rl.py", 0, 0),
+    ("10 Inference", "engine.py", 1, 0),
+    ("11 Scale, cost", "preflight/", 2, 0),
+    ("12 Capstone", "pipeline.py", 3, 0),
 ]
 ready = {"01", "02", "03", "04", "05", "12"}
 figure, axes = plt.subplots(figsize=(8.4, 3.9))
 for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
     down = y1 != y0
-    start, end = ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    start, end = (
+        ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    )
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#777"})
 for name, part, x, y in stops:
     colour = "#cfe3f7" if name[:2] in ready else "#eeeeee"
@@ -293,7 +324,10 @@ for name, part, x, y in stops:
 axes.set(xlim=(-0.6, 3.6), ylim=(-0.6, 2.6))
 axes.axis("off")
 axes.set_title("From text to a chat (blue: in the course today)")
-show(figure, alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens")
+show(
+    figure,
+    alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens",
+)
 
 # %% id="progress"
 progress()
@@ -315,14 +349,22 @@ predict("start.p_starved")
 total = 1000
 cosine = np.array([0.5 * (1 + math.cos(math.pi * i / total)) for i in range(total)])
 trapezoid = np.array([min((i + 1) / (0.05 * total), falling(total - i, 0.5 * total, 0.05)) for i in range(total)])
-shares = {name: rates[int(0.7 * total):].sum() / rates.sum() for name, rates in (("cosine", cosine), ("trapezoid", trapezoid))}
+shares = {
+    name: rates[int(0.7 * total) :].sum() / rates.sum()
+    for name, rates in (("cosine", cosine), ("trapezoid", trapezoid))
+}
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
 for (name, share), rates, colour in zip(shares.items(), (cosine, trapezoid), ("C3", "C0"), strict=True):
     axes.plot(rates, color=colour, label=f"{name}: {share:.0%} of its movement in the last 30 %")
     axes.fill_between(range(700, total), rates[700:], color=colour, alpha=0.2)
-axes.set(xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.3), title="What is left for the last 30 % of the steps")
+axes.set(
+    xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.3), title="What is left for the last 30 % of the steps"
+)
 axes.legend(frameon=False, loc="upper right")
-show(figure, alt="Two schedules over 1,000 steps; in the shaded last 30 per cent the cosine has a far smaller area than the trapezoid")
+show(
+    figure,
+    alt="Two schedules over 1,000 steps; in the shaded last 30 per cent the cosine has a far smaller area than the trapezoid",
+)
 reveal("start.p_starved", round(100 * shares["cosine"], 1))
 
 # %% id="lesson-cost"

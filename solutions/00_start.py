@@ -24,13 +24,24 @@
 # %% tags=["setup"] id="setup"
 import math
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
 from nanochat_lib.course import (
-    about, check, choice, explore, fast, hint, mine, predict, progress, quiz, reveal, show, slider, undo, volatile,
+    about,
+    check,
+    explore,
+    fast,
+    hint,
+    mine,
+    predict,
+    progress,
+    quiz,
+    reveal,
+    show,
+    slider,
+    volatile,
 )
 
 # %% [markdown] id="doctor-title"
@@ -38,7 +49,6 @@ from nanochat_lib.course import (
 #
 # Before anybody trains anything, one question: does this machine have what it takes? `nanochat doctor` answers it on the
 # command line. Here is the same answer in the notebook. It differs from machine to machine, so no text relies on it.
-
 # %% id="doctor"
 from nanochat_lib.doctor import diagnose
 
@@ -65,6 +75,7 @@ show(volatile("\n".join(lines)))
 # %% id="predict-uniform"
 predict("start.p_uniform")
 
+
 # %% tags=["exercise"] id="start.uniform_loss" points=1 minutes=3 level=1
 def uniform_loss(vocab_size):
     """The loss in nats, a Python float, of a model that gives each of `vocab_size` tokens the same probability."""
@@ -74,11 +85,12 @@ def uniform_loss(vocab_size):
     return math.log(vocab_size)
     # --- end
 
+
 # %% id="start.uniform_loss.check"
 check("start.uniform_loss", uniform_loss)
 
 # %% tags=["hidden"] id="author"
-from nanochat_lib.course.author import budget, example, hidden, mutant, prop, reference
+from nanochat_lib.course.author import example, hidden, mutant, prop, reference
 
 hidden(
     "start.uniform_loss",
@@ -131,6 +143,7 @@ quiz("start.q_mine")
 # batch, learning rates and training length follow from it. The rule for the width: depth × 64, rounded *up* to whole
 # attention heads.
 
+
 # %% tags=["exercise"] id="start.width_from_depth" points=2 minutes=8 level=1 library="nanochat_lib.sizing:width_from_depth"
 def width_from_depth(depth, aspect_ratio=64, head_dim=128):
     """(width, heads): depth × aspect_ratio channels, rounded up to a whole number of heads of head_dim channels each."""
@@ -141,6 +154,7 @@ def width_from_depth(depth, aspect_ratio=64, head_dim=128):
     return n_embd, n_embd // head_dim
     # --- end
 
+
 # %% id="start.width_from_depth.check"
 check("start.width_from_depth", width_from_depth)
 
@@ -148,12 +162,24 @@ check("start.width_from_depth", width_from_depth)
 hidden(
     "start.width_from_depth",
     example("odd depth", (7,), (512, 4)),
-    reference("any depth", lambda rng: (int(rng.integers(1, 60)), int(rng.integers(20, 130)), int(rng.choice([32, 64, 256])))),
+    reference(
+        "any depth", lambda rng: (int(rng.integers(1, 60)), int(rng.integers(20, 130)), int(rng.choice([32, 64, 256])))
+    ),
 )
-mutant("start.width_from_depth", "math.ceil(depth * aspect_ratio / head_dim)", "(depth * aspect_ratio // head_dim)", says="down")
+mutant(
+    "start.width_from_depth",
+    "math.ceil(depth * aspect_ratio / head_dim)",
+    "(depth * aspect_ratio // head_dim)",
+    says="down",
+)
 mutant("start.width_from_depth", "math.ceil", "round", says="to the nearest")
 mutant("start.width_from_depth", "n_embd, n_embd // head_dim", "n_embd // head_dim, n_embd", says="order")
-mutant("start.width_from_depth", "head_dim * math.ceil(depth * aspect_ratio / head_dim)", "depth * aspect_ratio", says="whole")
+mutant(
+    "start.width_from_depth",
+    "head_dim * math.ceil(depth * aspect_ratio / head_dim)",
+    "depth * aspect_ratio",
+    says="whole",
+)
 
 # %% id="width-figure"
 width_from_depth = mine("start.width_from_depth")
@@ -164,7 +190,10 @@ axes.step(depths, widths, where="mid", label="width")
 axes.plot(depths, depths * 64, "--", lw=1, label="depth × 64")
 axes.set(xlabel="depth (layers)", ylabel="width (channels)", title="The width follows the depth in whole heads of 128")
 axes.legend(frameon=False)
-show(figure, alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64")
+show(
+    figure,
+    alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64",
+)
 
 # %% [markdown] id="power-title"
 # ## Round numbers for the compiler
@@ -172,6 +201,7 @@ show(figure, alt="Width against depth from 2 to 32 layers: a staircase of steps 
 # JAX compiles a program for every *shape* of its inputs. A program that meets 200 different lengths compiles 200 times,
 # and every compilation costs seconds. So lengths are rounded up, here to the next power of two: at most a dozen
 # programs, at the price of some padding.
+
 
 # %% tags=["exercise"] id="start.next_power" points=1 minutes=6 level=2 library="nanochat_lib.sampling:next_power"
 def next_power(n, least=1):
@@ -181,6 +211,7 @@ def next_power(n, least=1):
     # --- solution
     return max(least, 1 << max(n - 1, 0).bit_length())
     # --- end
+
 
 # %% id="start.next_power.check"
 check("start.next_power", next_power)
@@ -194,9 +225,18 @@ hidden(
     reference("any", lambda rng: (int(rng.integers(0, 10**6)), 2 ** int(rng.integers(0, 8)))),
 )
 mutant("start.next_power", "max(n - 1, 0).bit_length()", "n.bit_length()", says="already a power")
-mutant("start.next_power", "max(least, 1 << max(n - 1, 0).bit_length())", "1 << max(n - 1, 0).bit_length()", says="least")
-mutant("start.next_power", "1 << max(n - 1, 0).bit_length()", "1 << max(n - 1, 0).bit_length() >> 1", says="smaller than n")
-mutant("start.next_power", "return max(least, 1 << max(n - 1, 0).bit_length())", "return max(least, 2 ** math.ceil(math.log2(max(n, 1))))", says="float")
+mutant(
+    "start.next_power", "max(least, 1 << max(n - 1, 0).bit_length())", "1 << max(n - 1, 0).bit_length()", says="least"
+)
+mutant(
+    "start.next_power", "1 << max(n - 1, 0).bit_length()", "1 << max(n - 1, 0).bit_length() >> 1", says="smaller than n"
+)
+mutant(
+    "start.next_power",
+    "return max(least, 1 << max(n - 1, 0).bit_length())",
+    "return max(least, 2 ** math.ceil(math.log2(max(n, 1))))",
+    says="float",
+)
 
 # %% [markdown] id="schedule-title"
 # ## How fast to learn, and when
@@ -204,6 +244,7 @@ mutant("start.next_power", "return max(least, 1 << max(n - 1, 0).bit_length())",
 # A training run takes thousands of small steps. The *learning rate* says how large they are. It is not constant: it
 # stays at its full value for a while and then falls in a straight line to a small rest, so that the model settles down.
 # That last part is the *warm-down*.
+
 
 # %% tags=["exercise"] id="start.falling" points=2 minutes=10 level=2 library="nanochat_lib.schedules:falling"
 def falling(left, warmdown, final):
@@ -220,6 +261,7 @@ def falling(left, warmdown, final):
     return share + (1 - share) * final
     # --- end
 
+
 # %% id="start.falling.check"
 check("start.falling", falling)
 
@@ -230,9 +272,11 @@ hidden(
     prop(
         "a straight line",
         make=lambda rng: (float(rng.uniform(10, 90)), 100.0, float(rng.uniform(0, 0.5))),
-        holds=lambda out, left, warmdown, final: ""
-        if abs(out - (final + (1 - final) * left / warmdown)) < 1e-9
-        else f"{out:.4f} is not on the line from 1 to {final:.2f}",
+        holds=lambda out, left, warmdown, final: (
+            ""
+            if abs(out - (final + (1 - final) * left / warmdown)) < 1e-9
+            else f"{out:.4f} is not on the line from 1 to {final:.2f}"
+        ),
     ),
     reference("any", lambda rng: (float(rng.uniform(0, 90)), float(rng.uniform(100, 200)), float(rng.uniform(0, 1)))),
 )
@@ -256,7 +300,9 @@ def draw_schedule(warmdown, final):
     axes.fill_between(range(steps + 1), factor, alpha=0.25)
     axes.plot(factor)
     axes.set(xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.08), xlim=(0, steps))
-    axes.set_title(f"warm-down over {warmdown:.0f} % of the run, down to {final:.0f} %: mean rate {np.mean(factor):.2f}")
+    axes.set_title(
+        f"warm-down over {warmdown:.0f} % of the run, down to {final:.0f} %: mean rate {np.mean(factor):.2f}"
+    )
     return figure
 
 
@@ -274,6 +320,7 @@ explore(
 # bounds: $\mathrm{cap} \cdot \tanh(\mathrm{logits} / \mathrm{cap})$. Small logits pass almost unchanged, huge ones end
 # just below the cap. Compute in float32, whatever comes in.
 
+
 # %% tags=["exercise"] id="start.softcap" points=2 minutes=8 level=1 library="nanochat_lib.layers:softcap"
 def softcap(logits, cap):
     """cap · tanh(logits / cap), elementwise: any shape and float dtype → the same shape in float32."""
@@ -283,6 +330,7 @@ def softcap(logits, cap):
     return cap * jnp.tanh(logits.astype(jnp.float32) / cap)
     # --- end
 
+
 # %% id="start.softcap.check"
 check("start.softcap", softcap)
 
@@ -290,12 +338,19 @@ check("start.softcap", softcap)
 hidden(
     "start.softcap",
     reference("three axes", lambda rng: (jnp.asarray(20 * rng.normal(size=(2, 3, 5)), jnp.float32), 15.0)),
-    reference("bfloat16 in", lambda rng: (jnp.asarray(20 * rng.normal(size=(4, 7)), jnp.bfloat16), 20.0), dtype="float32"),
+    reference(
+        "bfloat16 in", lambda rng: (jnp.asarray(20 * rng.normal(size=(4, 7)), jnp.bfloat16), 20.0), dtype="float32"
+    ),
 )
 mutant("start.softcap", "cap * jnp.tanh", "jnp.tanh", says="factor")
 mutant("start.softcap", " / cap", "", says="divide")
 mutant("start.softcap", ".astype(jnp.float32)", "", says="float32")
-mutant("start.softcap", "cap * jnp.tanh(logits.astype(jnp.float32) / cap)", "jnp.clip(logits.astype(jnp.float32), -cap, cap)", says="clip")
+mutant(
+    "start.softcap",
+    "cap * jnp.tanh(logits.astype(jnp.float32) / cap)",
+    "jnp.clip(logits.astype(jnp.float32), -cap, cap)",
+    says="clip",
+)
 
 # %% [markdown] id="train-title"
 # ## Train a model, now
@@ -313,7 +368,12 @@ from nanochat_lib.course.state import home
 from nanochat_lib.report import read_metrics
 
 steps = 20 if fast() else 300
-settings = {"pretrain.steps": steps, "pretrain.eval_every": -1, "pretrain.save_every": -1, "sft.steps": 10 if fast() else 100}
+settings = {
+    "pretrain.steps": steps,
+    "pretrain.eval_every": -1,
+    "pretrain.save_every": -1,
+    "sft.steps": 10 if fast() else 100,
+}
 config = presets.override(presets.preset("cpu-smoke"), settings)
 run = pipeline.open_run(home() / "runs" / f"start-{steps}", config)
 for stage in (run.tokenizer, run.pretrain, run.sft):
@@ -353,7 +413,7 @@ for question in ("What is 2 + 3?", "Spell the word apple."):
     chat = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]}
     prompt = render_for_completion(tokenizer, chat, config.model.sequence_len)
     answer = engine.generate_batch([prompt], max_tokens=24, temperature=0.0).sequences[0]
-    print(f"> {question}\n{tokenizer.decode(list(answer)[len(prompt):])}\n")
+    print(f"> {question}\n{tokenizer.decode(list(answer)[len(prompt) :])}\n")
 run.close()
 
 # %% [markdown] id="talk-more"
@@ -370,16 +430,26 @@ run.close()
 from matplotlib.patches import FancyBboxPatch
 
 stops = [
-    ("01 Tokenizer", "bpe.py", 0, 2), ("04 Data", "packing.py", 1, 2), ("02 The model", "gpt.py, layers.py", 2, 2),
-    ("03 Attention", "kernels/flash.py", 3, 2), ("05 Muon", "muon.py", 3, 1), ("06 Train step", "train_step.py", 2, 1),
-    ("07 Evaluation", "evaluate/", 1, 1), ("08 SFT", "sft.py", 0, 1), ("09 RL", "rl.py", 0, 0),
-    ("10 Inference", "engine.py", 1, 0), ("11 Scale, cost", "preflight/", 2, 0), ("12 Capstone", "pipeline.py", 3, 0),
+    ("01 Tokenizer", "bpe.py", 0, 2),
+    ("04 Data", "packing.py", 1, 2),
+    ("02 The model", "gpt.py, layers.py", 2, 2),
+    ("03 Attention", "kernels/flash.py", 3, 2),
+    ("05 Muon", "muon.py", 3, 1),
+    ("06 Train step", "train_step.py", 2, 1),
+    ("07 Evaluation", "evaluate/", 1, 1),
+    ("08 SFT", "sft.py", 0, 1),
+    ("09 RL", "rl.py", 0, 0),
+    ("10 Inference", "engine.py", 1, 0),
+    ("11 Scale, cost", "preflight/", 2, 0),
+    ("12 Capstone", "pipeline.py", 3, 0),
 ]
 ready = {"01", "02", "03", "04", "05", "12"}
 figure, axes = plt.subplots(figsize=(8.4, 3.9))
 for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
     down = y1 != y0
-    start, end = ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    start, end = (
+        ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    )
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#777"})
 for name, part, x, y in stops:
     colour = "#cfe3f7" if name[:2] in ready else "#eeeeee"
@@ -389,7 +459,10 @@ for name, part, x, y in stops:
 axes.set(xlim=(-0.6, 3.6), ylim=(-0.6, 2.6))
 axes.axis("off")
 axes.set_title("From text to a chat (blue: in the course today)")
-show(figure, alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens")
+show(
+    figure,
+    alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens",
+)
 
 # %% id="progress"
 progress()
@@ -411,14 +484,22 @@ predict("start.p_starved")
 total = 1000
 cosine = np.array([0.5 * (1 + math.cos(math.pi * i / total)) for i in range(total)])
 trapezoid = np.array([min((i + 1) / (0.05 * total), falling(total - i, 0.5 * total, 0.05)) for i in range(total)])
-shares = {name: rates[int(0.7 * total):].sum() / rates.sum() for name, rates in (("cosine", cosine), ("trapezoid", trapezoid))}
+shares = {
+    name: rates[int(0.7 * total) :].sum() / rates.sum()
+    for name, rates in (("cosine", cosine), ("trapezoid", trapezoid))
+}
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
 for (name, share), rates, colour in zip(shares.items(), (cosine, trapezoid), ("C3", "C0"), strict=True):
     axes.plot(rates, color=colour, label=f"{name}: {share:.0%} of its movement in the last 30 %")
     axes.fill_between(range(700, total), rates[700:], color=colour, alpha=0.2)
-axes.set(xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.3), title="What is left for the last 30 % of the steps")
+axes.set(
+    xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.3), title="What is left for the last 30 % of the steps"
+)
 axes.legend(frameon=False, loc="upper right")
-show(figure, alt="Two schedules over 1,000 steps; in the shaded last 30 per cent the cosine has a far smaller area than the trapezoid")
+show(
+    figure,
+    alt="Two schedules over 1,000 steps; in the shaded last 30 per cent the cosine has a far smaller area than the trapezoid",
+)
 reveal("start.p_starved", round(100 * shares["cosine"], 1))
 
 # %% id="lesson-cost"
