@@ -999,8 +999,9 @@ show(
 # ## Speed: from plain Python to Rust
 #
 # Your `learn_merges` counts every pair of every word again in each round, although a merge changes only the words that
-# hold the pair. On two billion characters and 32,503 merges that would take years. Two ideas make it minutes, and only
-# then does the language matter:
+# hold the pair. On two billion characters and 32,503 merges, a round that walks through the running text would make it
+# four years (from the first bar below); counting distinct pieces first makes it far less, and still too long. Two ideas
+# help, and only then does the language matter:
 #
 # 1. keep the counts, and correct them for the words that changed;
 # 2. keep an *index*: for each pair, which words hold it.
@@ -1140,7 +1141,8 @@ show(
 )
 
 # %% [markdown] id="speed-explain"
-# Read the bars as ratios; the seconds are those of your machine. Counting distinct pieces and keeping an index are
+# Read the bars as ratios; the seconds are those of your machine (on two cores of a small server, with 100 merges from
+# 100,000 characters: 19, 1.4, 0.12 and 0.03). Counting distinct pieces and keeping an index are
 # *ideas*, and they work in every language. Their gain grows with the text and with the number of merges, while the step
 # to Rust is a constant factor (and threads). The published figure for the Rust trainer: two billion characters in about
 # a minute on a large server, 34 seconds on a laptop (M3 Max).
