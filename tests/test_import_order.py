@@ -97,6 +97,8 @@ LIGHT = {
     "light modules": "import nanochat_lib, nanochat_lib.errors, nanochat_lib.progress, nanochat_lib.hardware, "
     "nanochat_lib.sizing, nanochat_lib.presets, nanochat_lib.schedules, nanochat_lib.doctor, nanochat_lib.storage, "
     "nanochat_lib.cli",
+    "the course": "import nanochat_lib.course, nanochat_lib.course.cases, nanochat_lib.course.registry, "
+    "nanochat_lib.course.state, nanochat_lib.course.overview, nanochat_lib.course.mode, nanochat_lib.course.notes",
 }
 
 
