@@ -129,7 +129,7 @@ def test_a_reader_that_goes_away_leaves_no_traceback() -> None:
         ("run --seed", "expected one argument"),
         ("run extra", "extra"),
         ("eval --stage rl", "invalid choice: 'rl'"),
-        ("course", "action"),
+        ("course", "ACTION"),
         ("run --preset cpuu", "unknown preset 'cpuu'; did you mean cpu?"),
         ("run -s pretrain.steps", "has no value; write it as name=value"),
         ("run -s pretrain.step=1", "did you mean pretrain.steps?"),
@@ -147,7 +147,7 @@ def test_one_line_and_exit_code_2(argv: str, words: str, capsys, pipeline) -> No
 
 
 def fail_with(monkeypatch, error: BaseException) -> None:
-    def fail(config, run_dir):
+    def fail(config, run_dir, mine):
         raise error
 
     module = types.ModuleType("nanochat_lib.capstone")

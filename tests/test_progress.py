@@ -113,10 +113,12 @@ def test_a_notebook_gets_one_line_that_renews_itself(clock, monkeypatch, capsys)
     shown: list[str] = []
 
     class Handle:
-        def update(self, data: dict, raw: bool) -> None:
+        def update(self, data: dict, metadata: dict, raw: bool) -> None:
+            assert metadata == progress.VOLATILE  # so that no one expects it to be the same twice
             shown.append(data["text/plain"])
 
-    def display(data: dict, raw: bool, display_id: bool) -> Handle:
+    def display(data: dict, metadata: dict, raw: bool, display_id: bool) -> Handle:
+        assert metadata == progress.VOLATILE
         shown.append(data["text/plain"])
         return Handle()
 

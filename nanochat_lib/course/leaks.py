@@ -1,7 +1,8 @@
 """What a learner gets, and the search in it for answers and hidden cells: text, metadata, and files of any kind.
 
-The library itself is what the answers are, so only hidden cells are looked for there. A checks module may hold wrong
-answers that share lines with the right one, but not the whole of it.
+The library itself is what the answers are, so only hidden cells are looked for there, and a line that the library holds
+proves nothing in scripts or documents. A checks module may hold wrong answers that share lines with the right one, but
+not the whole of it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
             whole[_squeeze(text)] = stem, text.strip().split("\n")[0]
             single |= {_squeeze(line): (stem, line.strip()) for line in text.split("\n") if _telling(line)}
         hidden |= {_squeeze(c.source): (stem, c.source.split("\n")[0]) for c in cells if "hidden" in c.tags}
+    library = _library(root)
+    elsewhere = {needle: found for needle, found in single.items() if needle not in library} | whole
     problems = []
     for path in bundle(root):
         name = path.relative_to(root).as_posix()
@@ -60,7 +63,7 @@ def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
         elif name.startswith("nanochat_lib/"):
             wanted = hidden
         else:
-            wanted = single | whole
+            wanted = single | whole if name.startswith("chapters/") else elsewhere
         if path.suffix == ".ipynb":
             text, outputs = _strings(path, text)
             if outputs:
@@ -70,6 +73,12 @@ def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
         for stem, line in {stem: (stem, line) for stem, line in sorted(found)}.values():
             problems.append(f"{name} shows an answer or hidden text of {stem} (`{line}`)")
     return problems
+
+
+def _library(root: Path) -> str:
+    """All of the library's code in one, apart from the course's."""
+    files = (root / "nanochat_lib").rglob("*.py")
+    return "\n".join(_squeeze(_text(path) or "") for path in files if "course" not in path.relative_to(root).parts)
 
 
 def _telling(line: str) -> bool:

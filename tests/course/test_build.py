@@ -6,74 +6,44 @@ import json
 import warnings
 from pathlib import Path
 
+import demo
 import jupytext
 import nbformat
 import pytest
 
 from nanochat_lib.course.build import build, cell_ids, notebook, render
-from nanochat_lib.course.grammar import HEADER, Cell, for_instructor, for_learner, parse, read, secrets, stub, write
+from nanochat_lib.course.grammar import (
+    HEADER,
+    Cell,
+    for_instructor,
+    for_learner,
+    parse,
+    read,
+    secrets,
+    solution,
+    stub,
+    write,
+)
 from nanochat_lib.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
-EXERCISE = (
-    HEADER
-    + '''
-# %% [markdown] id="title"
-# # Byte pairs
-#
-# Merge the *most frequent* pair. In a diagram, %% is a comment.
-
-# %% tags=["parameters"] id="parameters"
-steps: int = 3  # how often
-
-# %% [markdown]
-# ## The rule
-
-# %% tags=["exercise"] id="tokenizer.merge" points=2 minutes=15 level=2
-def merge(ids, pair, new):
-    """Replaces every `pair` in `ids` by `new`."""
-    out, i = [], 0
-    # --- stub
-    raise NotImplementedError("your turn")
-    # --- solution
-    while i < len(ids):
-        matched = tuple(ids[i : i + 2]) == pair
-        out.append(new if matched else ids[i])
-        i += 2 if matched else 1
-    # --- end
-    return out
+EXERCISE = demo.CHAPTER
 
 
-# %%
-cat = 1
-merge([1, 2, 1, 2], (1, 2), 3)
-
-# %% tags=["hidden"] id="tokenizer.merge.hidden"
-hidden_cases = [([7, 7, 7], (7, 7), 9, [9, 7])]
-
-# %% [raw]
-# left as it is
-#
-#   indented
-'''
-)
-
-
-def course(tmp_path: Path, text: str = EXERCISE, stem: str = "03_pairs") -> Path:
-    (tmp_path / "solutions").mkdir(exist_ok=True)
-    (tmp_path / "solutions" / f"{stem}.py").write_text(text, encoding="utf-8")
-    return tmp_path
+def course(tmp_path: Path, text: str = EXERCISE, stem: str = demo.STEM) -> Path:
+    return demo.write(tmp_path, text, stem=stem)
 
 
 def test_parse_and_write_are_inverse():
     cells = parse(EXERCISE, "x.py")
     again = read(write(cells), "x.py")
     assert [(c.kind, c.source, c.metadata) for c in again] == [(c.kind, c.source, c.metadata) for c in cells]
-    assert [c.kind for c in cells] == ["markdown", "code", "markdown", "code", "code", "code", "raw"]
+    assert [c.kind for c in cells] == ["markdown", "code", "markdown", *["code"] * 8, "raw"]
     assert cells[-1].source == "left as it is\n\n  indented"
     assert cells[3].metadata == {
-        "tags": ["exercise"], "id": "tokenizer.merge", "points": 2, "minutes": 15, "level": 2,
+        "tags": ["exercise"], "id": "pairs.merge", "points": 2, "minutes": 15, "level": 2,
+        "library": "nanochat_lib.bpe:merge",
     }  # fmt: skip
 
 
@@ -98,13 +68,13 @@ def test_jupytext_reads_the_same_cells_and_keeps_them_on_a_round_trip():
 def test_a_learner_gets_stubs_and_an_instructor_answers():
     cells = parse(EXERCISE, "x.py")
     learner, instructor = write(for_learner(cells)), write(for_instructor(cells))
-    assert "NotImplementedError" in learner and "while i < len(ids)" not in learner
-    assert "hidden_cases" not in learner and "tokenizer.merge.hidden" not in learner
-    assert "while i < len(ids)" in instructor and "NotImplementedError" not in instructor
-    assert "hidden_cases" in instructor
+    assert "NotImplementedError" in learner and "while i < len(tokens)" not in learner
+    assert "hidden(" not in learner and "pairs.merge.hidden" not in learner
+    assert "while i < len(tokens)" in instructor and "NotImplementedError" not in instructor
+    assert "hidden(" in instructor
     assert "# ---" not in learner.removeprefix(HEADER) + instructor.removeprefix(HEADER)
     namespace: dict = {}
-    exec(for_instructor(cells)[3].source, namespace)
+    exec(solution(cells[3]).source, namespace)
     assert namespace["merge"]([1, 2, 1, 2, 1], (1, 2), 3) == [3, 3, 1]
 
 
@@ -116,14 +86,15 @@ def test_several_regions_in_one_exercise():
     assert secrets([cell]) == ["b = 2", "c = 3"]
 
 
-def test_build_writes_three_files_twice_the_same(tmp_path):
+def test_build_writes_its_files_twice_the_same(tmp_path):
     course(tmp_path)
     written = build(root=tmp_path)
     names = ["solutions/03_pairs.ipynb", "chapters/03_pairs.py", "chapters/03_pairs.ipynb"]
+    names += ["nanochat_lib/course/checks/pairs.json", "solutions/exercises.lock"]
     assert [p.relative_to(tmp_path).as_posix() for p in written] == names
     first = {name: (tmp_path / name).read_bytes() for name in names}
-    assert [b"while i < len(ids)" in first[name] for name in names] == [True, False, False]
-    assert [b"NotImplementedError" in first[name] for name in names] == [False, True, True]
+    assert [b"while i < len(tokens)" in first[name] for name in names] == [True, False, False, False, False]
+    assert [b"NotImplementedError" in first[name] for name in names] == [False, True, True, False, False]
     assert build(root=tmp_path) == []
     for name in names:
         (tmp_path / name).unlink()
@@ -141,9 +112,15 @@ def test_notebooks_are_valid_have_a_kernel_no_outputs_and_stable_ids(tmp_path):
             nbformat.validate(nb)
         assert nb.metadata.kernelspec.name == "python3" and nb.metadata.language_info.name == "python"
         assert all(not c.get("outputs") and c.get("execution_count") is None for c in nb.cells)
-        ids = [c.id.removeprefix("pairs-") for c in nb.cells]
-        assert ids[:5] == ["title", "parameters", "the-rule", "tokenizer-merge", "the-rule-2"]
-        assert nb.cells[1].metadata.tags == ["parameters"]
+        ids = ["pairs-title", "pairs-setup", "pairs-the-rule", "pairs-merge", "pairs-merge-check"]
+        assert [c.id for c in nb.cells[:5]] == ids
+        assert nb.cells[1].metadata.tags == ["setup"]
+        assert nb.cells[3].metadata.nbgrader == {
+            "cell_type": "code", "grade": False, "grade_id": "pairs-merge", "locked": False, "schema_version": 3,
+            "solution": True, "task": False,
+        }  # fmt: skip
+        graded = nb.cells[4].metadata.nbgrader
+        assert graded.grade and graded.locked and not graded.solution and graded.points == 2
 
 
 def test_renumbering_a_chapter_keeps_the_ids():
@@ -160,7 +137,7 @@ def test_check_names_the_file_that_differs_and_writes_nothing(tmp_path, name, da
         path.unlink()
     else:
         old = path.read_bytes()
-        path.write_bytes(old.replace(b"cat = 1", b"cat = 2") if damage == "edited" else old.replace(b"\n", b"\r\n"))
+        path.write_bytes(old.replace(b"NEW = 9", b"NEW = 8") if damage == "edited" else old.replace(b"\n", b"\r\n"))
         assert path.read_bytes() != old
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(UserError, match=name):
@@ -178,16 +155,16 @@ def test_check_names_files_without_a_source(tmp_path):
 @pytest.mark.parametrize(
     "leak",
     [
-        'answer = """\n        matched = tuple(ids[i : i + 2]) == pair\n"""',
-        "hidden_cases = [([7, 7, 7], (7, 7), 9, [9, 7])]",
-        "# while i < len(ids):\n#     matched = tuple(ids[i : i + 2]) == pair",
+        'answer = """\n        if i + 1 < len(tokens) and (tokens[i], tokens[i + 1]) == pair:\n"""',
+        'print(\n    example("overlap", ([7, 7, 7], (7, 7), 9), [9, 7]),\n)',
+        "# while i < len(tokens):\n#         if i + 1 < len(tokens) and (tokens[i], tokens[i + 1]) == pair:",
     ],
 )
 @pytest.mark.parametrize("where", ["source", "notes.md", "metadata", "output"])
 def test_an_answer_or_hidden_text_in_chapters_is_found(tmp_path, leak, where):
     text = EXERCISE
     if where == "source":  # the author copied it into a cell that everybody sees
-        text = text.replace("cat = 1", leak)
+        text = text.replace("NEW = 9\n", f"NEW = 9\nfrom nanochat_lib.course.cases import example\n{leak}\n")
     course(tmp_path, text)
     if where == "source":
         with pytest.raises(UserError, match="shows an answer or hidden text"):
@@ -253,6 +230,13 @@ REGION = "# --- stub\npass\n# --- solution\nx = 1\n# --- end"
         (cell(EX, "# --- solution\nx = 1\n# --- stub\npass\n# --- end"), "markers"),
         (cell(EX, REGION.replace("pass", "def")), "not valid Python"),
         (cell("", REGION), "tagged exercise"),
+        (cell(' points=2'), "without the tag exercise"),
+        (cell(' nbgrader={"grade": true}'), "written by the build"),
+        (cell(EX.replace('"a.b"', '"merge"'), REGION), "topic.name"),
+        (cell(EX.replace('"a.b"', '"a.B"'), REGION), "topic.name"),
+        (cell(EX.replace("points=1", "points=6"), REGION), "points must be a whole number from 1 to 5, got 6"),
+        (cell(EX.replace("level=1", "level=true"), REGION), "level must be"),
+        (cell(EX + ' library="numpy:sum"', REGION), "library must name a symbol"),
         (cell(' tags=["parameters"]') + '\n# %% tags=["parameters"]\ny = 2\n', "more than one"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ from nanochat_lib.course.parameters import (
 from nanochat_lib.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-DEFAULTS = {"preset": "cpu", "run_dir": "", "overrides": "", "seed": 0, "corpus": ""}
+DEFAULTS = {"preset": "cpu", "run_dir": "", "overrides": "", "seed": 0, "corpus": "", "mine": ""}
 
 
 def test_the_notebook_declares_exactly_these_parameters():
