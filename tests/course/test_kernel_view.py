@@ -87,6 +87,21 @@ def test_counts_of_a_small_kernel_by_hand():
     assert floor == 512 / 1.64e12 and score == pytest.approx(100 * floor / found.seconds)
 
 
+def sometimes_kernel(x_ref, y_ref):
+    @pl.when(pl.program_id(0) == 1)
+    def product():
+        y_ref[...] = x_ref[...] @ x_ref[...]
+
+
+def test_a_product_under_a_condition_counts():
+    def sometimes(x):
+        return pl.pallas_call(sometimes_kernel, jax.ShapeDtypeStruct((4, 4), x.dtype), grid=(2,))(x)
+
+    call = record(sometimes, jax.ShapeDtypeStruct((4, 4), jnp.float32))[0]
+    assert call.products == ((4, 4, 4),)
+    assert [one.moved for one in call.operands] == [64, 64]  # no blocks are given: the whole array, once
+
+
 def test_a_block_is_copied_unless_the_step_before_had_it():
     visits = np.random.default_rng(1).integers(0, 2, (40, 3))
     brute = [i == 0 or visits[i].tolist() != visits[i - 1].tolist() for i in range(40)]
