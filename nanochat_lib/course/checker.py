@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import signal
-import threading
-import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +12,7 @@ from nanochat_lib.course import budgets, registry
 from nanochat_lib.course.cases import MISSING, Case, Exercise, raises
 from nanochat_lib.course.causes import likely_cause
 from nanochat_lib.course.compare import Difference, difference
+from nanochat_lib.course.mishaps import error_cause, error_line, error_words, is_stub, patience
 from nanochat_lib.course.mode import CourseError, strict
 from nanochat_lib.course.notes import recording
 from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, NOT_RUN, PASSED, Result, Row
@@ -112,8 +109,8 @@ def _run(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
         _judge_error(row, want, got, error)
         return row
     if error is not None:
-        row.fail(got=_error_words(error), cause=_error_cause(error), expected=_expectation(want))
-        row.where = _error_line(error, fn)
+        row.fail(got=error_words(error), cause=error_cause(error), expected=_expectation(want))
+        row.where = error_line(error, fn)
         row.step = first_wrong_step(exercise, args, noted)
         return row
     found = None
@@ -150,9 +147,9 @@ def _judge_error(row: Row, want: raises, got: object, error: BaseException | Non
     if error is None:
         row.fail(expected=expected, got=describe(got), cause=f"bad input was accepted; raise {want.error.__name__}")
     elif not isinstance(error, want.error):
-        row.fail(expected=expected, got=_error_words(error), cause="another kind of exception than asked for")
+        row.fail(expected=expected, got=error_words(error), cause="another kind of exception than asked for")
     elif want.words.lower() not in str(error).lower():
-        row.fail(expected=expected, got=_error_words(error), cause="the message does not say what it should")
+        row.fail(expected=expected, got=error_words(error), cause="the message does not say what it should")
 
 
 def _judge_property(row: Row, case: Case, got: object, args: tuple) -> None:
@@ -185,8 +182,8 @@ def _budget(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
                 lambda *a: call(fn, *a), right and (lambda *a: call(right, *a)), args, case.limits, exercise.mutates
             )
     except Exception as error:
-        row.fail(got=_error_words(error), cause=_error_cause(error))
-        row.where = _error_line(error, fn)
+        row.fail(got=error_words(error), cause=error_cause(error))
+        row.where = error_line(error, fn)
         return row
     if over:
         row.fail(where="; ".join(over))
@@ -232,70 +229,3 @@ def called_with(fn: Callable, args: tuple) -> str:
 
 def _expectation(want: object) -> str:
     return "" if want is MISSING else describe(want)
-
-
-def is_stub(error: BaseException | None) -> bool:
-    """True for the NotImplementedError of an exercise's stub, not for one from inside a library."""
-    if not isinstance(error, NotImplementedError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return not frames or not any(part in frames[-1].filename for part in ("site-packages", "dist-packages"))
-
-
-def _error_words(error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _error_line(error: BaseException, fn: Callable) -> str:
-    """The line of the learner's function in which the exception came up."""
-    code = getattr(inspect.unwrap(fn) if callable(fn) else fn, "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    if code is None:
-        return ""
-    inside = [frame for frame in frames if frame.filename == code.co_filename and frame.line]
-    return f"raised at: {inside[-1].line}" if inside else ""
-
-
-def _error_cause(error: BaseException) -> str:
-    text = str(error)
-    if isinstance(error, TookTooLong):
-        return "does a loop never end?"
-    if isinstance(error, NameError):
-        return "a name that the cell does not know: a typing mistake, or a cell above that was not run"
-    if type(error).__name__ in ("TracerBoolConversionError", "ConcretizationTypeError", "TracerIntegerConversionError"):
-        return "Python's if, while or int() on a traced value; use jnp.where, lax.cond or a static argument"
-    if type(error).__name__ == "TracerArrayConversionError":
-        return "numpy on a traced value; use jax.numpy"
-    if isinstance(error, TypeError) and "positional argument" in text:
-        return "the function takes other arguments than the exercise gives it; keep the first line as it was"
-    if isinstance(error, IndexError):
-        return "an index past the end: does a loop run one step too far?"
-    if isinstance(error, RecursionError):
-        return "the function calls itself without end"
-    if "broadcast" in text or "incompatible shapes" in text or "dot_general" in text or "core dimension" in text:
-        return "shapes that do not fit together: print both .shape before this line"
-    return ""
-
-
-class TookTooLong(Exception):
-    """A case ran longer than it may."""
-
-
-@contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Stops the block with TookTooLong after `seconds`, where the system can (main thread, POSIX)."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TookTooLong(f"still running after {seconds:.0f} seconds, so it was stopped")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

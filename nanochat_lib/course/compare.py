@@ -12,28 +12,11 @@ from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 
+from nanochat_lib.course.differences import Difference, heat, number, place
 from nanochat_lib.course.values import array_kind, describe, dtype_name, is_array, to_numpy
 
 TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 2e-2, "bfloat16": 2e-2}
 HALF = ("bfloat16", "float16")
-HEAT_ROWS, HEAT_COLUMNS = 10, 24
-
-
-@dataclasses.dataclass
-class Difference:
-    kind: str  # none, type, length, keys, shape, dtype, nan, value, object
-    message: str  # one sentence
-    path: str = ""  # where in a nested result: "[2]", "['loss']", ".mean"
-    index: tuple[int, ...] | None = None  # first differing place of an array or sequence
-    got: object = None  # the parts that differ, below `path`
-    want: object = None
-    largest: float | None = None  # largest |got - want|
-    allowed: float | None = None
-    heat: list[list[float]] | None = None  # |got - want| between 0 and 1, at most 10 by 24
-
-    def __post_init__(self) -> None:
-        if self.path and not self.message.startswith("at "):
-            self.message = f"at {self.path}: {self.message}"
 
 
 def difference(
@@ -228,27 +211,6 @@ def _arrays(got: object, want: object, path: str, rule: _Rule) -> Difference | N
     where = f"first at {place(index)}: expected {number(b[index])}, got {number(a[index])}"
     size = f"; largest difference {largest:.3g}, allowed {allowed:.2g}" if allowed or want_kind == "float" else ""
     return differs("value", f"{int(bad.sum()):,} of {a.size:,} values differ, {where}{size}", **more)
-
-
-def place(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]"
-
-
-def number(value: object) -> str:
-    value = value.item() if hasattr(value, "item") else value
-    return f"{value:.5g}" if isinstance(value, (float, complex)) else str(value)
-
-
-def heat(off: np.ndarray) -> list[list[float]]:
-    """Differences of any array as a small picture: its last axis across, all others down, blocks by their largest."""
-    off = np.nan_to_num(np.asarray(off, np.float64), nan=np.inf, posinf=np.inf)
-    table = off.reshape(-1, off.shape[-1]) if off.ndim else off.reshape(1, 1)
-    for axis, most in ((0, HEAT_ROWS), (1, HEAT_COLUMNS)):
-        parts = np.array_split(table, min(most, table.shape[axis]), axis=axis)
-        table = np.concatenate([part.max(axis=axis, keepdims=True) for part in parts], axis=axis)
-    finite = table[np.isfinite(table)]
-    top = finite.max() if finite.size and finite.max() > 0 else 1.0
-    return [[1.0 if math.isinf(v) else float(v / top) for v in row] for row in table.tolist()]
 
 
 def _text(got: object, want: str | bytes, path: str) -> Difference | None:

@@ -28,12 +28,14 @@ def strict() -> bool:
 def widgets_wanted() -> bool:
     """True in a kernel that JupyterLab started (its server names the session); COURSE_WIDGETS=0 or 1 decides otherwise.
 
-    Elsewhere (papermill, nbclient, scripts) a widget would be a dead rectangle in the saved file.
+    Elsewhere (papermill, nbclient, scripts) a widget would be a dead rectangle in the saved file. A run that is driven
+    from outside has NANOCHAT_PROGRESS_FILE, and may have inherited the session's name.
     """
     chosen = os.environ.get("COURSE_WIDGETS", "")
     if chosen in ("0", "1"):
         return chosen == "1" and in_notebook()
-    return in_notebook() and bool(os.environ.get("JPY_SESSION_NAME"))
+    driven = "NANOCHAT_PROGRESS_FILE" in os.environ
+    return in_notebook() and bool(os.environ.get("JPY_SESSION_NAME")) and not driven
 
 
 def about(value: float, expected: float, within: float | str, name: str) -> float:

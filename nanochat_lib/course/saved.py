@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import os
@@ -12,19 +11,12 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from nanochat_lib.course import checker, registry, state
+from nanochat_lib.course import checker, learner_file, registry, state
+from nanochat_lib.course.learner_file import PACKAGE
 from nanochat_lib.course.result import NOT_ATTEMPTED, Result
 from nanochat_lib.course.sources import Block, Unsaveable, block_of
 from nanochat_lib.errors import UserError
 from nanochat_lib.storage import atomic_write_text
-
-PACKAGE = "my_nanochat"
-MARK = re.compile(r"^# ---- (\S+)\s*$", re.MULTILINE)
-HEAD = '''"""Your functions from the chapter on {topic}: each stands here since its checks passed.
-
-Later chapters and `nanochat run --mine` use them. Change them as you like; what no longer passes is not used.
-"""
-'''
 
 
 def module_file(topic: str) -> Path:
@@ -48,7 +40,10 @@ def keep(exercise_id: str, fn: Callable, result: Result, source: str | None = No
     number = state.add_attempt(exercise_id, "passed" if result.passed else "failed", block.module())
     if not result.passed:
         return kept or f'Stuck? hint("{exercise_id}")'
-    return _save(exercise_id, block, number)
+    line = _save(exercise_id, block, number)
+    text = module_file(topic).read_text(encoding="utf-8")
+    _judged[exercise_id, learner_file.behind(text, exercise_id)] = ""  # it has just passed: mine() need not ask again
+    return line
 
 
 def _outcome(result: Result, record: dict) -> dict:
@@ -64,11 +59,11 @@ def _save(exercise_id: str, block: Block, number: int) -> str:
     """Puts a block into the topic's file, and sees that the file still loads."""
     topic = exercise_id.split(".")[0]
     path = module_file(topic)
-    line = ""
+    order = [entry.id for chapter in registry.chapters() for entry in chapter.exercises]
     with state.locked():
-        imports, blocks, line = _parse(path, topic)
+        imports, blocks, line = _read(path, topic)
         blocks[exercise_id] = block.body
-        text = _compose(topic, [*imports, *block.imports], blocks)
+        text = learner_file.compose(topic, [*imports, *block.imports], blocks, order)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             atomic_write_text(path, text)
@@ -80,11 +75,10 @@ def _save(exercise_id: str, block: Block, number: int) -> str:
     return f"{line}Saved in {PACKAGE}/{topic}.py."
 
 
-def _parse(path: Path, topic: str) -> tuple[list[str], dict[str, str], str]:
-    """(imports, id -> text, a line about what was set aside) of a topic's file."""
+def _read(path: Path, topic: str) -> tuple[list[str], dict[str, str], str]:
+    """(imports, id -> text, "") of a topic's file. A broken one is set aside, which the third says."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
+        return *learner_file.parse(path.read_text(encoding="utf-8")), ""
     except FileNotFoundError:
         return [], {}, ""
     except (SyntaxError, ValueError):
@@ -92,26 +86,7 @@ def _parse(path: Path, topic: str) -> tuple[list[str], dict[str, str], str]:
         while (aside := path.with_name(f"{path.stem}.broken-{number}.py")).exists():
             number += 1
         os.replace(path, aside)
-        imports, blocks = _from_attempts(topic)
-        return imports, blocks, f"{PACKAGE}/{path.name} was not valid Python; it is kept as {aside.name}. "
-    first = text[: mark.start()].count("\n") + 1 if (mark := MARK.search(text)) else len(text) + 1
-    imports = [
-        ast.unparse(type(node)(**{**_fields(node), "names": [alias]}))
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and node.lineno < first
-        for alias in node.names
-    ]
-    return imports, _blocks(text), ""
-
-
-def _blocks(text: str) -> dict[str, str]:
-    """id -> text below its mark, up to the next mark."""
-    parts = MARK.split(text)  # what stands before the first mark, then id, text, id, text, …
-    return {name: body.strip("\n") for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def _fields(node: ast.AST) -> dict:
-    return {name: value for name, value in ast.iter_fields(node) if name != "names"}
+        return *_from_attempts(topic), f"{PACKAGE}/{path.name} was not valid Python; it is kept as {aside.name}. "
 
 
 def _from_attempts(topic: str) -> tuple[list[str], dict[str, str]]:
@@ -136,34 +111,6 @@ def _attempt(exercise_id: str, number: int) -> tuple[list[str], str]:
                 count += 1
             return lines[:count], "\n".join(lines[count:]).strip("\n")
     return [], ""
-
-
-def _compose(topic: str, imports: list[str], blocks: dict[str, str]) -> str:
-    """A topic's file: head, imports, and its functions in the chapter's order."""
-    order = {e.id: i for i, e in enumerate(e for chapter in registry.chapters() for e in chapter.exercises)}
-    names = sorted(blocks, key=lambda name: (order.get(name, len(order)), name))
-    parts = [HEAD.format(topic=topic)]
-    if imports:
-        parts.append("\n".join(_joined(imports)) + "\n")
-    parts += [f"\n# ---- {name}\n{blocks[name]}\n" for name in names]
-    return "\n".join(parts)
-
-
-def _joined(imports: list[str]) -> list[str]:
-    """Single-name imports joined by module, future ones first, then the standard library, then the rest."""
-    plain = sorted({line for line in imports if line.startswith("import ")})
-    by_module: dict[str, set[str]] = {}
-    for line in imports:
-        if match := re.fullmatch(r"from (\S+) import (.+)", line):
-            by_module.setdefault(match[1], set()).add(match[2])
-    froms = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(by_module.items())]
-
-    def rank(line: str) -> tuple[int, bool]:
-        top = line.split()[1].split(".")[0]
-        place = 0 if top == "__future__" else 1 if top in sys.stdlib_module_names else 2
-        return (place if top not in ("nanochat_lib", PACKAGE) else 3, line.startswith("from "))
-
-    return sorted([*plain, *froms], key=rank)
 
 
 def _names_in_file(topic: str, without: str) -> set[str]:
@@ -210,38 +157,36 @@ def _load(topic: str) -> types.ModuleType:
     return _modules[key]
 
 
-_judged: dict[tuple, tuple[Callable | None, str]] = {}
+_judged: dict[tuple[str, str], str] = {}  # (id, all text that matters to it) -> "" when it passes, else why not
 
 
 def own(exercise_id: str) -> tuple[Callable | None, str]:
     """(the learner's function, "") when it is saved and passes the public cases now, else (None, why not)."""
     record = state.exercise_record(exercise_id)
     if "saved" not in record:
-        return None, "yours has passed, but it could not be saved" if record.get(
-            "passed"
-        ) else "yours has not passed yet"
+        saved = "yours has passed, but it could not be saved"
+        return None, saved if record.get("passed") else "yours has not passed yet"
     topic = exercise_id.split(".")[0]
-    path = module_file(topic)
     try:
-        info = path.stat()
+        text = module_file(topic).read_text(encoding="utf-8")
     except OSError:
         return None, f'{PACKAGE}/{topic}.py is gone; undo("{exercise_id}") writes it again'
-    key = (exercise_id, str(path), info.st_mtime_ns, info.st_size)
-    if key not in _judged:
-        _judged[key] = _judge(exercise_id, topic, record.get("name") or name_of(exercise_id))
-    return _judged[key]
-
-
-def _judge(exercise_id: str, topic: str, name: str) -> tuple[Callable | None, str]:
     try:
-        fn = getattr(_load(topic), name)
+        fn = getattr(_load(topic), record.get("name") or name_of(exercise_id))
     except Exception as error:  # the learner's file may do anything
         return None, f"{PACKAGE}/{topic}.py does not load: {type(error).__name__}: {error}"
+    key = (exercise_id, learner_file.behind(text, exercise_id))
+    if key not in _judged:
+        _judged[key] = _judge(exercise_id, fn)
+    return (None if _judged[key] else fn), _judged[key]
+
+
+def _judge(exercise_id: str, fn: Callable) -> str:
     result = checker.run_cases(exercise_id, fn, budgets_too=False)
     if result.passed:
-        return fn, ""
+        return ""
     wrong = next(row for row in result.rows if row.status != "passed")
-    return None, f"yours no longer passes, first at {wrong.case!r}"
+    return f"yours no longer passes, first at {wrong.case!r}"
 
 
 def mine(exercise_id: str) -> Callable:
@@ -290,7 +235,7 @@ def _in_file(exercise_id: str, number: int) -> bool:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return False
-    return _blocks(text).get(exercise_id) == _attempt(exercise_id, number)[1]
+    return learner_file.blocks(text).get(exercise_id) == _attempt(exercise_id, number)[1]
 
 
 def _new_cell(text: str) -> None:

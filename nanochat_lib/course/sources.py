@@ -109,14 +109,9 @@ class _Finder:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for alias in node.names:
                     bound = alias.asname or alias.name.split(".")[0]
-                    single = (
-                        ast.Import([alias])
-                        if isinstance(node, ast.Import)
-                        else ast.ImportFrom(node.module, [alias], node.level)
-                    )
-                    self.imported.setdefault(bound, []).append(ast.unparse(single))
+                    self.imported.setdefault(bound, []).append(single_import(node, alias))
                 continue
-            for name in _binds(node):
+            for name in bound_names(node):
                 self.bound[name] = (node, _segment(node, lines))
 
     def add_definition(self, name: str) -> None:
@@ -175,6 +170,13 @@ class _Finder:
         return ""
 
 
+def single_import(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    """The statement that imports one of the names of an import statement."""
+    return ast.unparse(
+        ast.Import([alias]) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, [alias], node.level)
+    )
+
+
 def _gives(line: str, name: str, value: object) -> bool:
     """Whether an import statement binds `name` to that very object."""
     node = ast.parse(line).body[0]
@@ -192,7 +194,7 @@ def _gives(line: str, name: str, value: object) -> bool:
         return False
 
 
-def _binds(node: ast.stmt) -> list[str]:
+def bound_names(node: ast.stmt) -> list[str]:
     """Names that a top-level statement gives a value."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]

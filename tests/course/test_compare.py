@@ -83,6 +83,7 @@ DIFFERENT = {
     "float32 for bfloat16": (jnp.ones(2), jnp.ones(2, jnp.bfloat16), "dtype", "expected dtype bfloat16, got float32"),
     "values": (np.eye(3), np.eye(3) + 2 * np.eye(1, 9, 5).reshape(3, 3), "value", "first at [1, 2]: expected 2, got 0"),
     "NaNs": (np.array([[1, 2], [3, np.nan]]), np.ones((2, 2)), "nan", "1 of 4 values are NaN, first at [1, 1]"),
+    "NaN alone": (np.array([1.0, np.nan]), np.ones(2), "nan", "1 of 2 values are NaN, first at [1]"),
     "finite for infinite": (np.array([0.0, 1.0]), np.array([-np.inf, 1.0]), "value", "first at [0]"),
     "integers exactly": (np.array([2**40 + 1]), np.array([2**40]), "value", "1 of 1"),
     "torch values": (torch.ones(2), torch.tensor([1.0, 2.0]), "value", "first at [1]"),

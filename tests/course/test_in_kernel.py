@@ -87,7 +87,9 @@ LIVE = {
     "live explore": DRAW,
     "live quiz": 'quiz("demo.q")',
     "touched": TOUCH,
-    "off": 'os.environ["COURSE_WIDGETS"] = "0"',
+    "driven": 'os.environ["NANOCHAT_PROGRESS_FILE"] = os.devnull',
+    "driven quiz": 'quiz("demo.q")',
+    "off": 'del os.environ["NANOCHAT_PROGRESS_FILE"]; os.environ["COURSE_WIDGETS"] = "0"',
     "off quiz": 'quiz("demo.q")',
 }  # fmt: skip
 
@@ -151,7 +153,7 @@ def test_in_lab_there_are_controls_above_the_picture_and_a_line_that_wakes_them(
     html = "".join(o.get("data", {}).get("text/html", "") for o in outputs["live explore"])
     assert "Run this cell again" in html
     assert WIDGET in types(outputs["live quiz"]) and "Which?" in text(outputs["live quiz"])
-    assert WIDGET not in types(outputs["off quiz"])
+    assert WIDGET not in types(outputs["off quiz"]) | types(outputs["driven quiz"])
 
 
 def test_touching_a_control_redraws_the_picture_that_is_kept(ran) -> None:

@@ -11,7 +11,7 @@ import pytest
 from demo_course import exercise, make_course, merge
 
 from nanochat_lib import bpe
-from nanochat_lib.course import check, mine, note, undo
+from nanochat_lib.course import check, mine, note, registry, saved, undo
 from nanochat_lib.course.cases import example, reference
 from nanochat_lib.course.install import install, uninstall
 from nanochat_lib.course.sources import Unsaveable, block_of, used_names
@@ -149,6 +149,34 @@ def test_undo_goes_back_to_what_passed(home, tmp_path, capsys) -> None:
     assert "no earlier version that passed" in capsys.readouterr().out
 
 
+def test_imports_that_are_no_longer_used_go(home, tmp_path) -> None:
+    check("demo.count", cell(CELL.replace("@note_nothing\n", ""), tmp_path).count_pairs)
+    plain = (
+        "from nanochat_lib import bpe\n\n\ndef count_pairs(words):\n    return bpe.Counter(bpe.count_pairs(words))\n"
+    )
+    check("demo.count", cell(plain, tmp_path, "plain").count_pairs)
+    assert "from nanochat_lib import bpe" in saved_text(home) and "itertools" not in saved_text(home)
+
+
+def test_what_has_just_passed_is_not_run_again_until_its_text_changes(home, tmp_path, monkeypatch) -> None:
+    ran = []
+    once = saved.checker.run_cases
+    monkeypatch.setattr(saved.checker, "run_cases", lambda name, *a, **k: ran.append(name) or once(name, *a, **k))
+    check("demo.merge", merge)
+    text = "def own(tokens, pair, new):\n    return merge(tokens, pair, new)\n"
+    check("demo.own", cell(text, tmp_path, merge=merge).own)
+    ran.clear()
+    assert bpe.merge not in (mine("demo.merge"), mine("demo.own"))
+    assert ran == [], "check has just run these cases"
+    path = home / "my_nanochat" / "demo.py"
+    path.write_text(saved_text(home).replace("i += 2", "i += 1"), encoding="utf-8")
+    assert mine("demo.own") is bpe.merge and ran == ["demo.own"], "it uses merge, which has changed"
+    path.write_text(saved_text(home).replace("i += 1", "i += 2", 1), encoding="utf-8")
+    monkeypatch.setattr(saved, "_judged", {})
+    mine("demo.own"), mine("demo.own")
+    assert ran == ["demo.own", "demo.own"]
+
+
 def test_edits_of_other_functions_survive_a_save(home, tmp_path) -> None:
     check("demo.merge", merge)
     path = home / "my_nanochat" / "demo.py"
@@ -234,6 +262,8 @@ def test_install_refuses_what_fails_and_what_is_not_there(home) -> None:
 
 def test_references_stay_the_librarys_while_the_learners_function_is_installed(home, tmp_path) -> None:
     check("demo.count", cell(CELL.replace("@note_nothing\n", ""), tmp_path).count_pairs)
+    original = bpe.count_pairs
     install("demo.count")
+    assert bpe.count_pairs is not original and registry.library_function("demo.count") is original
     assert not check("demo.count", lambda words: Counter()).passed
     assert note("x", 1) == 1
