@@ -124,6 +124,7 @@ for base, colour in ((10_000.0, ORANGE), (100_000.0, BLUE)):
     period = 2 * np.pi * base ** (np.arange(0, 128, 2) / 128)
     right.semilogy(period, color=colour, label=f"base {base:,.0f}")
 right.yaxis.set_major_formatter(count_label)
+right.minorticks_off()
 right.axhline(2048, color=FAINT, ls=":")
 right.text(0, 2700, "context of 2048 tokens", color=FAINT, fontsize=8.5)
 left.set(title="Score of two equal vectors", xlabel="distance in tokens", ylabel="score / score at distance 0")
@@ -478,7 +479,7 @@ layers = 2 if fast() else 3
 small = GPTConfig(
     sequence_len=64, vocab_size=512, n_layer=layers, n_head=4, n_kv_head=4, n_embd=64, window_pattern="L"
 )  # fmt: skip
-steps = 30 if fast() else 600
+steps = 12 if fast() else 600
 optimizer = optax.adam(optax.linear_schedule(6e-3, 3e-4, steps))
 
 
