@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,14 +61,24 @@ def whole_model(rng, length=140, rows=1, **changes):
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # runs once: compile it fast
 
 
-def compiled(fn, config, params, ids):
-    """`fn` under jit, which is seconds faster than step by step; its notes come out as numbers."""
+def one_layer(rng):
+    return whole_model(rng, length=9, rows=2, n_layer=1, n_kv_head=4, vocab_size=64, window_pattern="L")
+
+
+@lru_cache(maxsize=8)
+def jitted(fn, config):
+    """(params, ids) → (logits, notes by name), compiled once for a function and a configuration."""
 
     def run(params, ids):
         with recording() as noted:
             return fn(config, params, ids), dict(noted)
 
-    logits, noted = jax.jit(run, compiler_options=QUICK)(params, ids)
+    return jax.jit(run, compiler_options=QUICK)
+
+
+def compiled(fn, config, params, ids):
+    """`fn` under jit, which is seconds faster than step by step; its notes come out as numbers."""
+    logits, noted = jitted(fn, config)(params, ids)
     for name, value in noted.items():
         note(name, value)
     return logits
