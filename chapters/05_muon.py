@@ -167,7 +167,7 @@ def train(width, route, matrix_step, rate, data):
     return losses, params
 
 
-STEPS = 24 if fast() else 200
+STEPS = 24 if fast() else 150
 WIDTHS = (64,) if fast() else (32, 64, 128)
 RATES = {
     "muon": np.float32([0.02, 0.08] if fast() else [0.005, 0.01, 0.02, 0.04, 0.08]),
