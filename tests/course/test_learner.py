@@ -84,7 +84,7 @@ def retyped(nb):
 
 def split(nb):
     i = at(nb, "pairs.merge")
-    nb["cells"].insert(i, json.loads(json.dumps(nb["cells"][i])) | {"source": "# my notes", "id": "half"})
+    nb["cells"].insert(i + 1, json.loads(json.dumps(nb["cells"][i])) | {"source": "# my notes", "id": "half"})
 
 
 def bare(nb):
@@ -117,7 +117,7 @@ def broken_elsewhere(nb):
     [
         (copied, "cells 4, 11 carry its id; cell 11 counts"),
         (retyped, "cell 4 has become a markdown cell"),
-        (split, "cells 4, 5 carry its id; cell 5 counts"),
+        (split, "cells 4, 5 carry its id; cell 4 counts"),
         (bare, "cell 4 defines merge and counts as its cell"),
         (only_nbgrader, ""),
         (deleted, "pairs.twice: its cell is not in the notebook"),
