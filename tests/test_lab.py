@@ -140,9 +140,8 @@ def test_a_save_in_lab_writes_the_chapter_as_py_and_never_a_solution(tmp_path: P
     shutil.copy(ROOT / "jupytext.toml", tmp_path)
     shutil.copy(ROOT / "chapters/jupytext.toml", tmp_path / "chapters")
     before = (tmp_path / "solutions/00_start.py").read_bytes()
-    manager = build_sync_jupytext_contents_manager_class(LargeFileManager)(root_dir=str(tmp_path))
-    loader = PyFileConfigLoader("jupyter_server_config.py", str(ROOT / "scripts/lab"))
-    manager.update_config(loader.load_config())
+    config = PyFileConfigLoader("jupyter_server_config.py", str(ROOT / "scripts/lab")).load_config()
+    manager = build_sync_jupytext_contents_manager_class(LargeFileManager)(root_dir=str(tmp_path), config=config)
     picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "", "text/plain": "picture"}}
     slider = {
         "output_type": "display_data",
