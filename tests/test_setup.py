@@ -376,7 +376,7 @@ def test_uv_is_used_when_it_is_there(place: Place) -> None:
         (
             "lab",
             ["--no-browser"],
-            "-m jupyterlab --LabApp.default_url=/lab/tree/chapters/12_capstone.ipynb --no-browser",
+            "-m jupyterlab --LabApp.default_url=/lab/tree/chapters/00_start.ipynb --no-browser",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_setup_refuses_an_unknown_option(place: Place) -> None:
 
 
 def test_shellcheck_is_content() -> None:
-    files = [*(str(p) for p in sorted((ROOT / "scripts").glob("*.sh"))), str(ROOT / ".ci/run")]
+    files = [*(str(p) for p in sorted((ROOT / "scripts").glob("*.sh"))), str(ROOT / ".ci/run"), str(ROOT / "postBuild")]
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([str(shellcheck), *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
