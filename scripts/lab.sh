@@ -23,7 +23,10 @@ export PATH="$root/.venv/bin:$PATH" JUPYTER_PREFER_ENV_PATH=1
 export JUPYTER_CONFIG_PATH="${JUPYTER_CONFIG_PATH:+$JUPYTER_CONFIG_PATH:}$root/scripts/lab"
 # A notebook that was changed outside of JupyterLab is newer than the .py beside it, and would not open there.
 for notebook in chapters/*.ipynb; do
-  if [ "$notebook" -nt "${notebook%.ipynb}.py" ]; then
+  text="${notebook%.ipynb}.py"
+  if [ "$notebook" -nt "$text" ] && git diff --quiet -- "$notebook" "$text" 2>/dev/null; then
+    touch "$text" # both as built, only written in this order
+  elif [ "$notebook" -nt "$text" ]; then
     .venv/bin/python -m jupytext --quiet --to py:percent "$notebook" || true
   fi
 done
