@@ -7,7 +7,7 @@
 # ---
 
 # %% [markdown] id="title"
-# # 03 Attention kernels
+# # Attention kernels
 #
 # Two kernels compute the same attention of one layer, forward. On a TPU v6e the first needs at least 145 µs, the second
 # 42 µs. The first even does *fewer* multiplications. What does it do with its time?
