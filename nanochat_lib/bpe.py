@@ -13,16 +13,23 @@ from itertools import pairwise
 
 import regex
 
-# GPT-4's pattern with digits in runs of one or two instead of up to three (nanochat): a small vocabulary has no room
-# for a thousand three-digit tokens. The first alternative that matches wins.
 BLANKS = r"\s*[\r\n]|\s+(?!\S)|\s+"  # up to the last line break | all but the last, which goes to what follows | all
-SPLIT_PATTERN = (
-    r"'(?i:[sdmt]|ll|ve|re)"  # 's 'd 'm 't 'll 've 're, in any case
-    r"|[^\r\n\p{L}\p{N}]?+\p{L}+"  # letters, with one space or other sign glued to their front
-    r"|\p{N}{1,2}"  # digits, two at most, without a space
-    r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with a space before and line breaks after
-    r"|" + BLANKS
-)
+
+
+def split_pattern(digits: int = 2) -> str:
+    """The pattern that cuts text into pieces: GPT-4's, with digits in runs of up to `digits` (GPT-4: three).
+
+    The first alternative that matches wins. nanochat takes two: a small vocabulary has no room for a thousand
+    three-digit tokens.
+    """
+    contractions = r"'(?i:[sdmt]|ll|ve|re)"  # 's 'd 'm 't 'll 've 're, in any case
+    letters = r"[^\r\n\p{L}\p{N}]?+\p{L}+"  # with one space or other sign glued to their front
+    numbers = r"\p{N}{1," + str(digits) + "}"  # without a space
+    punctuation = r" ?[^\s\p{L}\p{N}]++[\r\n]*"  # with a space before and line breaks after
+    return "|".join((contractions, letters, numbers, punctuation, BLANKS))
+
+
+SPLIT_PATTERN = split_pattern()
 
 
 def split(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from nanochat_lib import presets
+from nanochat_lib.allocator import environment
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
 from nanochat_lib.pipeline import open_run
@@ -74,6 +75,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path, mine: str = "") -> None
     print(f"{config.preset}: running {NOTEBOOK.name} in {folder} (stop it any time; the same command continues)")
     os.environ.setdefault("COURSE_HOME", str(project_root()))  # the kernel runs in the run's folder
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not a user-wide one
+    os.environ.update(environment(os.environ))  # for the kernel
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["NANOCHAT_PROGRESS_FILE"] = str(Path(scratch) / "progress")
         view = ProgressView(Path(os.environ["NANOCHAT_PROGRESS_FILE"]))

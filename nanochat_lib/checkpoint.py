@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 STEP_NAME = re.compile(r"^step_(\d+)$")
 LARGE_META = 32_768  # characters of JSON from which a value of the metadata gets its own file
 SPARE_BYTES = 1 << 20  # room asked for beside the arrays
-STACKS = "opt_state/muon/"  # stacks of matrices, filled up with zeros to a multiple of the number of devices
 
 Arrays = dict[str, Any]
 
@@ -242,14 +241,9 @@ def _check_same(place: Path, saved: dict, wanted: dict) -> None:
     for name, (dtype, shape) in saved.items():
         if name not in wanted:
             raise UserError(f"{place} has {name}, which this run has not: use the settings it was written with")
-        if (dtype, shape) != wanted[name] and not _same_stack(name, (dtype, shape), wanted[name]):
+        if (dtype, shape) != wanted[name]:
             found, asked = f"{dtype}{list(shape)}", f"{wanted[name][0]}{list(wanted[name][1])}"
             raise UserError(f"{place}: {name} is {found}, this run needs {asked}: use the settings it was written with")
-
-
-def _same_stack(name: str, saved: tuple[str, tuple[int, ...]], wanted: tuple[str, tuple[int, ...]]) -> bool:
-    """Whether two specs differ in the number of a stack's matrices only: another mesh fills it up to another number."""
-    return name.startswith(STACKS) and (saved[0], saved[1][1:]) == (wanted[0], wanted[1][1:])
 
 
 def _restore(place: Path, wanted: Arrays) -> Arrays:
@@ -264,9 +258,7 @@ def _restore(place: Path, wanted: Arrays) -> Arrays:
         sharding = leaf.sharding if bound else None
         # Never the sharding that is stored with the arrays: those devices may not exist here.
         how[name] = (
-            ocp.ArrayRestoreArgs(
-                sharding=sharding, global_shape=leaf.shape, dtype=item[name].dtype, strict=leaf.shape == shape
-            )
+            ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=item[name].dtype, strict=True)
             if sharding is not None
             else ocp.RestoreArgs(restore_type=np.ndarray)
         )
@@ -279,9 +271,6 @@ def _restore(place: Path, wanted: Arrays) -> Arrays:
 
 def _on_device(array: Any, wanted: Any) -> Any:
     """A jax array, except where numpy was asked for and for 64-bit numbers, which JAX would shorten."""
-    if isinstance(wanted, jax.Array) and array.shape != wanted.shape:  # a stack, which holds zeros beyond its matrices
-        rows = min(len(array), len(wanted))
-        array = np.concatenate([array[:rows], np.zeros((len(wanted) - rows, *array.shape[1:]), array.dtype)])
     host = isinstance(wanted, (np.ndarray, np.generic, int, float)) or array.dtype != jnp.dtype(
         jax.dtypes.canonicalize_dtype(array.dtype)
     )

@@ -333,6 +333,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command. Exit codes: 0 success, 1 failure, 2 a mistake in the input, 130 stopped by Ctrl-C."""
     args = build_parser().parse_args(argv)
     try:
+        if argv is None and args.function in (pretrain, sft, rl):  # this process is ours alone, and JAX has not started
+            from nanochat_lib.allocator import keep_memory
+
+            keep_memory()
         return args.function(args) or 0
     except KeyboardInterrupt:
         print("\nnanochat: stopped; the same command continues a run where it stopped", file=sys.stderr)

@@ -38,6 +38,11 @@ class Rendered:
         return sum(self.mask)
 
 
+def user_turn(tokenizer: Tokenizer, content: str) -> list[int]:
+    """A user's message between its two special tokens. Whatever `content` says, it holds no third one."""
+    return tokenizer.encode(content, prepend="<|user_start|>", append="<|user_end|>")
+
+
 def render_conversation(tokenizer: Tokenizer, conversation: dict, max_tokens: int = 2048) -> Rendered:
     """Renders a whole conversation for training.
 
@@ -168,11 +173,12 @@ def _render(tokenizer: Tokenizer, messages: list[dict]) -> tuple[list[int], list
 
     for message in messages:
         role, content = message["role"], message["content"]
-        special(f"<|{role}_start|>", 0)
         if role == "user":
-            text(content, 0)
-            special("<|user_end|>", 0)
+            turn = user_turn(tokenizer, content)
+            ids.extend(turn)
+            mask.extend([0] * len(turn))
             continue
+        special("<|assistant_start|>", 0)
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
             opening, closing, learn = PARTS[part["type"]]
             begin = len(ids)

@@ -115,6 +115,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def held_out(text: str, share: float = HELD_OUT) -> bool:
+    """Whether a document is for validation. Its content decides: not its place, and equal ones stay on one side."""
+    return fraction("val", hashlib.sha256(text.encode()).hexdigest()) < share
+
+
 class FileCorpus(Corpus):
     """Documents of .txt, .jsonl and .parquet files, in name order. Read once at the start to count and check.
 
@@ -183,8 +188,11 @@ class FileCorpus(Corpus):
     def _in_val(self, path: Path, text: str) -> bool:
         if self.val_file is not None:
             return path == self.val_file
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        return digest == self.always or (fraction("val", digest) < HELD_OUT and digest != self.never)
+        if self.always or self.never:
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            if digest in (self.always, self.never):
+                return digest == self.always
+        return held_out(text)
 
     def num_documents(self, split: str) -> int:
         return sum(counts[self._known(split) == "val"] for counts in self.counts.values())

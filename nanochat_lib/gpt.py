@@ -26,7 +26,7 @@ from nanochat_lib.attention import attention, cached_attention, rotary_table
 from nanochat_lib.compute import PLAIN, Compute
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
-from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, once, scaled, softcap, uniform
+from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, once, scaled, smear, softcap, uniform
 from nanochat_lib.losses import head_cross_entropy
 from nanochat_lib.sizing import GPTConfig
 
@@ -92,11 +92,10 @@ class GPT(nnx.Module):
         return {name: table.lookup(idx, dtype) for name, table in tables.items()}
 
     def smear(self, x: jax.Array, previous: jax.Array) -> jax.Array:
-        """x + λ·sigmoid(gate(x))·previous: the gate looks at the current token, `previous` is not smeared itself."""
+        """x with a gated copy of `previous`, (B, T, C) both; x itself in a generation without smear."""
         if self.config.recipe != "head":
             return x
-        gate = jax.nn.sigmoid(self.smear_gate(x[..., : self.config.smear_channels]))
-        return x + self.smear_lambda[...].astype(x.dtype) * gate * previous
+        return smear(x, previous, self.smear_gate.weight[...], self.smear_lambda[...])
 
     def rotation(self, length: int, dtype: DType) -> tuple[jax.Array, jax.Array]:
         """(cos, sin) of positions 0 … length-1, (length, D/2)."""
@@ -105,9 +104,19 @@ class GPT(nnx.Module):
         return tuple(jnp.asarray(table, dtype) for table in tables)
 
     def trunk(
-        self, x: jax.Array, rows: Rows, rotation: tuple[jax.Array, jax.Array], attend, fp8=False, remat=False
+        self,
+        x: jax.Array,
+        rows: Rows,
+        rotation: tuple[jax.Array, jax.Array],
+        attend,
+        fp8=False,
+        remat=False,
+        watch=None,
     ) -> jax.Array:
-        """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ."""
+        """All blocks and the final norm. `attend(layer, q, k, v) -> y` is where training, prefill and decode differ.
+
+        `watch(layer, x)` is shown the stream behind each block, for looking at a model.
+        """
         x0 = middle = x
         for i, block in enumerate(self.transformer.h):
 
@@ -122,6 +131,8 @@ class GPT(nnx.Module):
             if remat:  # keeps what matrix products made and computes the rest again
                 layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
             x = layer(x, x0, rows.get(value_table(i)))
+            if watch:
+                watch(i, x)
             if i == self.config.n_layer // 2:
                 middle = x
         if self.config.recipe == "head":

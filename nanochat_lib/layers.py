@@ -115,6 +115,31 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> jax.Array:
     return std * jax.random.normal(rngs.params(), shape, jnp.float32)
 
 
+def split_heads(x: jax.Array, head_dim: int) -> jax.Array:
+    """(B, T, heads·D) → (B, heads, T, D)."""
+    return x.reshape(*x.shape[:2], -1, head_dim).swapaxes(1, 2)
+
+
+def gated_values(v: jax.Array, ve: jax.Array, x: jax.Array, weight: jax.Array, factor: float) -> jax.Array:
+    """The values with what their own tokens bring along: v + factor · sigmoid(x[:n] Wᵀ) · ve, a gate for each head.
+
+    v (B, K, T, D); ve (B, T, K·D), rows of a table; x (B, T, C), the block's input; weight (K, n): the gate reads the
+    first n channels of the same position. After ResFormer's value residual (arXiv:2410.17897) and modded-nanoGPT.
+    """
+    gate = factor * jax.nn.sigmoid(linear(x[..., : weight.shape[1]], weight))
+    return v + gate.swapaxes(1, 2)[..., None] * split_heads(ve, v.shape[-1])
+
+
+def smear(x: jax.Array, previous: jax.Array, weight: jax.Array, strength: jax.Array) -> jax.Array:
+    """x + λ · sigmoid(x[:n] Wᵀ) · previous: a gated copy of the token before.
+
+    x and previous (B, T, C), previous not smeared itself; weight (1, n): the gate reads the current token's first n
+    channels; strength λ (1,).
+    """
+    gate = jax.nn.sigmoid(linear(x[..., : weight.shape[1]], weight))
+    return x + strength.astype(x.dtype) * gate * previous
+
+
 class Weight(nnx.Module):
     """One matrix: a linear layer without bias when called, an embedding table when looked up."""
 
@@ -150,16 +175,12 @@ class CausalSelfAttention(nnx.Module):
     ) -> tuple[jax.Array, ...]:
         """q (B, H, T, D), k and v (B, K, T, D) of the normalised stream x (B, T, C); ve (B, T, K·D) joins v."""
         gen = GENERATIONS[self.config.recipe]
-        q, k, v = (self.split_heads(project(x, fp8)) for project in (self.c_q, self.c_k, self.c_v))
+        head_dim = self.config.head_dim
+        q, k, v = (split_heads(project(x, fp8), head_dim) for project in (self.c_q, self.c_k, self.c_v))
         if ve is not None:
-            gate = gen.gate_factor * jax.nn.sigmoid(self.ve_gate(x[..., : self.config.gate_channels]))
-            v = v + gate.swapaxes(1, 2)[..., None] * self.split_heads(ve)
+            v = gated_values(v, ve, x, self.ve_gate.weight[...], gen.gate_factor)
         q, k = (gen.qk_scale * norm(rotate(a, *rotation)) for a in (q, k))
         return q, k, v
-
-    def split_heads(self, x: jax.Array) -> jax.Array:
-        """(B, T, heads·D) → (B, heads, T, D)."""
-        return x.reshape(*x.shape[:2], -1, self.config.head_dim).swapaxes(1, 2)
 
     def output(self, y: jax.Array, fp8: bool = False) -> jax.Array:
         """(B, H, T, D) → (B, T, C)."""

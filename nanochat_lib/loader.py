@@ -33,6 +33,7 @@ __all__ = [
     "chat_report",
     "check_enough",
     "count_chat_steps",
+    "deal_anew",
     "distinct_microbatches",
     "share_states",
 ]
@@ -186,6 +187,18 @@ def distinct_microbatches(inputs: np.ndarray | Sequence[np.ndarray], targets: np
         seen[digest] = i
 
 
+def deal_anew(positions: Sequence[int], world: int) -> tuple[list[int], int]:
+    """(where each of `world` processes goes on, items left out) when len(positions) processes stop at `positions`.
+
+    Process r of W had read the items r, r + W, … below its position. Reading goes on after the furthest item read, so
+    that nothing is read twice; what slower processes had not reached before it is left out.
+    """
+    before = len(positions)
+    frontier = max(positions) - before + 1
+    skipped = sum(len(range(position, frontier, before)) for position in positions)
+    return [frontier + (rank - frontier) % world for rank in range(world)], skipped
+
+
 def share_states(states: Sequence[dict], rank: int, world: int) -> tuple[dict, int]:
     """(this process's state, items left out) of a stream that len(states) processes saved and `world` continue.
 
@@ -195,11 +208,10 @@ def share_states(states: Sequence[dict], rank: int, world: int) -> tuple[dict, i
     """
     if len(states) == world or not states[0]:  # a stage without a stream saves nothing
         return states[min(rank, len(states) - 1)], 0
-    frontier = max(state["position"] - state["world"] for state in states) + 1
-    skipped = sum(len(range(state["position"], frontier, state["world"])) for state in states)
+    positions, skipped = deal_anew([state["position"] for state in states], world)
     capacity = states[0]["sequence_len"] + 1
     waiting = [document for state in states for document in decode_documents(state["buffer"], capacity)]
     total = {name: sum(state[name] for state in states) // world for name in ("batches", "dropped", "truncated")}
-    position = frontier + (rank - frontier) % world
-    place = {"rank": rank, "world": world, "position": position, "buffer": encode_documents(waiting[rank::world])}
+    buffer = encode_documents(waiting[rank::world])
+    place = {"rank": rank, "world": world, "position": positions[rank], "buffer": buffer}
     return states[0] | total | place, skipped

@@ -27,6 +27,17 @@ def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.where(valid, jax.nn.logsumexp(logits, axis=-1) - picked, 0.0)
 
 
+def nats_and_bytes(nll: jax.Array, targets: jax.Array, token_bytes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(sum of the nll over targets that stand for text, bytes of these targets): bits per byte = nats / (ln 2 · bytes).
+
+    nll and targets (B, T), token_bytes (V,) int32: bytes behind each token, 0 for special ones, which count in neither
+    sum. Nor do ignored targets. Float32 and int32 scalars.
+    """
+    valid = targets >= 0
+    sizes = jnp.where(valid, token_bytes[jnp.where(valid, targets, 0)], 0)
+    return jnp.sum(jnp.where(sizes > 0, nll, 0.0)), jnp.sum(sizes, dtype=jnp.int32)
+
+
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, weights: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:

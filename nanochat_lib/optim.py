@@ -22,7 +22,7 @@ from nanochat_lib.presets import OptimConfig, RLConfig
 from nanochat_lib.sharding import owners, split_axis, state_spec
 from nanochat_lib.sizing import GPTConfig
 
-__all__ = ["Group", "OptState", "adamw_step", "make_optimizer", "muon", "param_groups"]
+__all__ = ["Group", "OptState", "adamw_step", "apply_updates", "make_optimizer", "muon", "param_groups"]
 
 REFERENCE_WIDTH = 768  # width at which the tables' learning rates were tuned
 EPS = 1e-10
@@ -233,6 +233,29 @@ def update_dealt(
     axis = split_axis(grads.shape[1:], mesh)
     rows = P() if axis is None else P(None, *[None] * axis, owners(mesh))
     return collect(delta, rows), StackState(*(collect(x, state_spec(x.shape, mesh)) for x in new))
+
+
+def apply_updates(params: Mapping[str, jax.Array], updates: Mapping[str, jax.Array], step: jax.Array) -> dict:
+    """p + u of every parameter in its own dtype; `step` () int32 is the number of the update.
+
+    A bfloat16 parameter is rounded up or down at random, with the odds that keep its mean (arXiv:2010.06192). Rounded
+    to nearest, the small updates at a run's end would vanish: each is less than half the distance of two neighbours.
+    The odds depend on `step` and the name's place only, so a resumed run rounds as the unbroken one.
+    """
+    key = jax.random.fold_in(jax.random.key(0), step)
+    made = {}
+    for place, (name, p) in enumerate(sorted(params.items())):
+        value = p.astype(jnp.float32) + updates[name].astype(jnp.float32)
+        half = p.dtype == jnp.bfloat16
+        made[name] = round_at_random(value, jax.random.fold_in(key, place)) if half else value.astype(p.dtype)
+    return {name: made[name] for name in params}
+
+
+def round_at_random(x: jax.Array, key: jax.Array) -> jax.Array:
+    """float32 → bfloat16: one of the two neighbours, the nearer the likelier. Infinities and NaN stay what they are."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) + jax.random.bits(key, x.shape, jnp.uint16)
+    cut = jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(jnp.isfinite(x), cut, x.astype(jnp.bfloat16))
 
 
 def check_gradients(grads: Mapping[str, Any], params: Mapping[str, Any]) -> None:

@@ -32,6 +32,14 @@ class Document(NamedTuple):
     mask: np.ndarray | None  # int8, 1 = supervised; None in pretraining, where every token is
 
 
+def best_fit(lengths: Sequence[int], room: int, crop: bool = True) -> int | None:
+    """Index into the ascending `lengths`: the longest that fits into `room`, else the shortest (`crop`), else None."""
+    fitting = bisect_right(lengths, room)
+    if not lengths or not (fitting or crop):
+        return None
+    return max(fitting - 1, 0)
+
+
 class BestFitPacker:
     """Fills rows of `capacity` tokens from a buffer, topped up to `buffer_size` documents before every placement.
 
@@ -72,10 +80,9 @@ class BestFitPacker:
 
     def take(self, room: int) -> Document | None:
         """Removes and returns what to place into `room` tokens: longest that fits, else (crop) shortest, else None."""
-        fitting = bisect_right(self._lengths, room)
-        if not self._lengths or not (fitting or self.crop):
+        at = best_fit(self._lengths, room, self.crop)
+        if at is None:
             return None
-        at = max(fitting - 1, 0)
         length = self._lengths[at]
         queue = self._queues[length]
         document = queue.popleft()

@@ -1,4 +1,4 @@
-"""Progress on long work: a bar in a terminal, one changing line in a notebook, a line now and then in a log.
+"""Progress on long work: a bar in a terminal and in a notebook, a line now and then in a log.
 
 A run that is driven from outside (papermill) also leaves its latest line in the file named by NANOCHAT_PROGRESS_FILE,
 so that the driver can show what the notebook's kernel is doing.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from html import escape
 
 LINE_SECONDS = 5.0  # how often a log gets a line
-NOTEBOOK_SECONDS = 1.0  # how often the notebook's line is redrawn
+NOTEBOOK_SECONDS = 1.0  # how often the notebook's bar is redrawn
 VOLATILE = {"course": {"volatile": True}}  # metadata of an output that no second run will repeat
 
 
@@ -36,6 +37,15 @@ def format_value(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def bar_html(share: float) -> str:
+    """A bar of which `share` (0 to 1) is filled; plain HTML, so it still stands when the notebook is opened again."""
+    percent = f"{100 * min(max(share, 0.0), 1.0):.0f}%"
+    return (
+        '<div style="width:9em;height:.75em;border:1px solid rgba(128,128,128,.6);border-radius:3px">'
+        f'<div style="width:{percent};height:100%;background:#009E73"></div></div>'
+    )
+
+
 class Progress:
     """Counts `total` units of work and shows them with rate and time left.
 
@@ -53,7 +63,7 @@ class Progress:
         if in_notebook():
             from IPython.display import display
 
-            self.handle = display({"text/plain": self.line()}, metadata=VOLATILE, raw=True, display_id=True)
+            self.handle = display(self._bundle(self.line()), metadata=VOLATILE, raw=True, display_id=True)
             self.every = NOTEBOOK_SECONDS
         elif sys.stderr.isatty():
             from tqdm import tqdm
@@ -83,6 +93,13 @@ class Progress:
         parts.append(f"took {format_seconds(elapsed)}" if done or left is None else f"{format_seconds(left)} left")
         return " · ".join(parts)
 
+    def _bundle(self, line: str) -> dict[str, str]:
+        """The line for a notebook: as text, and with a bar before it where HTML is shown."""
+        share = self.done / self.total if self.total else 1.0
+        cell = "text-align:left;padding:0 .8em 0 0;background:transparent"
+        cells = "".join(f'<td style="{cell}">{part}</td>' for part in (bar_html(share), escape(line)))
+        return {"text/plain": line, "text/html": f'<table style="margin:0"><tr>{cells}</tr></table>'}
+
     def _show(self) -> None:
         line = self.line()
         if self.file:
@@ -95,7 +112,7 @@ class Progress:
             self.bar.n = self.done
             self.bar.refresh()
         elif self.handle is not None:
-            self.handle.update({"text/plain": line}, metadata=VOLATILE, raw=True)
+            self.handle.update(self._bundle(line), metadata=VOLATILE, raw=True)
         else:
             print(line, file=sys.stderr, flush=True)
 

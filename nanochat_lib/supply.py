@@ -62,15 +62,21 @@ def check_enough(
     if sequence_len is not None:
         count = min(math.ceil(size * epochs * len(sample) / len(texts)), PACKED_BUFFERS * max(buffer_docs, FETCH_DOCS))
         usable = packed_share(sample, count, sequence_len, buffer_docs)
-    supply = Supply(size, tokens, usable, tokens_needed / (tokens * usable))
-    if supply.epochs_needed > epochs:
-        most = int(epochs * tokens * usable)
+    readings = readings_needed(tokens_needed, tokens * usable, epochs, f"{size:,} {split} documents")
+    return Supply(size, tokens, usable, readings)
+
+
+def readings_needed(tokens_needed: int, tokens: float, epochs: float, what: str = "the documents") -> float:
+    """How often data that give `tokens` targets a reading are read for `tokens_needed`; UserError above `epochs`."""
+    readings = tokens_needed / tokens
+    if readings > epochs:
+        most = int(epochs * tokens)
         raise UserError(
-            f"training needs {tokens_needed:,} tokens, but {size:,} {split} documents give about {most:,} at "
-            f"data.epochs {epochs:g}: raise data.epochs to {math.ceil(supply.epochs_needed * 100) / 100:g}, "
-            f"train {most / tokens_needed:.0%} of the steps, or add documents"
+            f"training needs {tokens_needed:,} tokens, but {what} give about {most:,} at data.epochs {epochs:g}: "
+            f"raise data.epochs to {math.ceil(readings * 100) / 100:g}, train {most / tokens_needed:.0%} of the steps, "
+            "or add documents"
         )
-    return supply
+    return readings
 
 
 def packed_share(sample: list[list[int]], count: int, sequence_len: int, buffer_docs: int) -> float:

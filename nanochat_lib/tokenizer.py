@@ -41,6 +41,11 @@ FORMAT = "nanochat tokenizer 1"
 LONG_BLANKS = 100_000  # runs of blanks from this length on are cut by us
 
 
+def byte_lengths(tokens: Sequence[bytes], special: int) -> np.ndarray:
+    """(V,) int32: the length of each of `tokens`, then a 0 for each of `special` tokens, which stand for no text."""
+    return np.array([len(token) for token in tokens] + [0] * special, np.int32)
+
+
 class Tokenizer:
     """Encodes and decodes with a fixed list of merges. Safe to use from several threads at once."""
 
@@ -171,8 +176,8 @@ class Tokenizer:
 
         Counted on the raw bytes: decoding first would turn the half of a character into the three bytes of U+FFFD.
         """
-        ordinary = len(self._bytes) - len(self.special_tokens)
-        return np.array([len(token) if i < ordinary else 0 for i, token in enumerate(self._bytes)], np.int32)
+        special = len(self.special_tokens)
+        return byte_lengths(self._bytes[: self.vocab_size - special], special)
 
     def save(self, folder: str | Path) -> None:
         """Writes tokenizer.json (plain data) and token_bytes.npy into `folder`, each whole or not at all."""

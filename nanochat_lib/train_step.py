@@ -22,8 +22,8 @@ from nanochat_lib import gpt
 from nanochat_lib.collectives import Collectives
 from nanochat_lib.compute import PLAIN, Compute
 from nanochat_lib.errors import UserError
-from nanochat_lib.losses import token_nll
-from nanochat_lib.optim import OptState
+from nanochat_lib.losses import nats_and_bytes, token_nll
+from nanochat_lib.optim import OptState, apply_updates
 from nanochat_lib.schedules import Hyper
 from nanochat_lib.sharding import batch_spec, state_sharding, state_spec
 from nanochat_lib.sizing import GPTConfig
@@ -229,7 +229,7 @@ def make_train_step(
         loss, grads, count = loss_and_gradients(config, state.params, batch, compute, mesh)
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **hyper)
-            params = optax.apply_updates(state.params, updates)
+            params = apply_updates(state.params, updates, state.step)
             metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "tokens": count}
         state = TrainState(params, opt_state, state.step + 1)
         # Pinned, because a state that comes back laid out differently would compile the next step anew.
@@ -248,9 +248,6 @@ def make_eval_step(config: GPTConfig, dtype: DType = jnp.float32) -> Callable[..
 
     def evaluate(params: gpt.Params, inputs: jax.Array, targets: jax.Array, token_bytes: jax.Array) -> tuple:
         nll = token_nll(gpt.apply(config, params, inputs, dtype=dtype), targets)
-        valid = targets >= 0
-        sizes = jnp.where(valid, token_bytes[jnp.where(valid, targets, 0)], 0)
-        nats = jnp.sum(jnp.where(sizes > 0, nll, 0.0))
-        return nats, jnp.sum(sizes, dtype=jnp.int32), jnp.sum(nll), jnp.sum(valid, dtype=jnp.int32)
+        return *nats_and_bytes(nll, targets, token_bytes), jnp.sum(nll), jnp.sum(targets >= 0, dtype=jnp.int32)
 
     return jax.jit(evaluate)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nanochat_lib.corpus import CLIMBMIX_VAL, byte_bigram_bpb, open_corpus
+from nanochat_lib.corpus import CLIMBMIX_VAL, byte_bigram_bpb, held_out, open_corpus
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import DataConfig
 
@@ -260,3 +260,11 @@ def test_byte_bigram_against_counting():
     assert byte_bigram_bpb([], ["anything"]) == pytest.approx(8.0)
     with pytest.raises(UserError):
         byte_bigram_bpb(["a"], [""])
+
+
+def test_held_out_is_decided_by_content():
+    texts = [f"document {i} é" for i in range(4000)]
+    sides = [held_out(text) for text in texts]
+    assert 0.04 < sum(sides) / len(sides) < 0.06
+    assert sides == [held_out("".join(text)) for text in texts]
+    assert [held_out(text, 0.5) for text in ("a", "b", "c", "d", "e", "f")] == [False, False, True, True, True, True]

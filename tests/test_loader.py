@@ -18,10 +18,12 @@ from nanochat_lib.loader import (
     PretrainLoader,
     check_enough,
     count_chat_steps,
+    deal_anew,
     distinct_microbatches,
     share_states,
 )
 from nanochat_lib.packing import decode_documents
+from nanochat_lib.supply import readings_needed
 
 BOS = 256
 
@@ -76,6 +78,27 @@ def pretrain(corpus, rows=2, length=32, buffer=7, *, epochs=None, **options):
 
 def arrays(batches):
     return [(b.inputs.tolist(), b.targets.tolist()) for b in batches]
+
+
+def test_readings_by_hand():
+    assert readings_needed(300, 200, 1.5) == 1.5
+    with pytest.raises(UserError, match="needs 301 tokens, but 7 documents give about 300 .* to 1.51") as caught:
+        readings_needed(301, 200, 1.5, "7 documents")
+    assert "\n" not in str(caught.value)
+
+
+def test_deal_anew_leaves_no_item_out_and_reads_none_twice():
+    rng = np.random.default_rng(3)
+    for before, after in ((3, 2), (2, 5), (4, 4), (1, 3), (5, 1)):
+        read = [rank + before * np.arange(rng.integers(0, 9)) for rank in range(before)]
+        stopped = [rank + before * len(items) for rank, items in enumerate(read)]
+        done = {int(i) for items in read for i in items}
+        starts, skipped = deal_anew(stopped, after)
+        assert [start % after for start in starts] == list(range(after))
+        coming = {i for start in starts for i in range(start, 200, after)}
+        assert not coming & done
+        left_out = set(range(200)) - coming - done
+        assert len(left_out) == skipped and all(i < max(done, default=0) for i in left_out)
 
 
 # ---- pretraining: content

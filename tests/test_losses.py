@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.layers import linear, softcap
-from nanochat_lib.losses import cross_entropy, head_cross_entropy, token_nll
+from nanochat_lib.losses import cross_entropy, head_cross_entropy, nats_and_bytes, token_nll
 
 nll = jax.jit(token_nll)
 total = jax.jit(cross_entropy)
@@ -167,7 +167,11 @@ def off(got, expected):
 def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     seed, shape, channels, vocab, extra, masked, chunks, weighted
 ):
-    """1e-6, of the largest entry for gradients. Largest seen in 60 such draws: loss 2.7e-7, gradients 4.0e-7."""
+    """1e-6, of the largest entry for gradients. Largest seen in 60 such draws: loss 2.7e-7, gradients 4.0e-7.
+
+    Where every target's probability is near 1, the gradient is a difference of two numbers near 1 and its largest entry
+    is small itself: 1.2e-6 was seen with three classes. Hence 2e-6 for gradients below a tenth.
+    """
     x, head, targets, weights = draw_head(seed, shape, channels, vocab, extra, masked)
     if not weighted:
         weights = np.ones_like(weights)
@@ -177,13 +181,14 @@ def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     assert loss.dtype == jnp.float32 and count.dtype == jnp.int32 and int(count) == (targets >= 0).sum()
     assert abs(float(loss) - expected) <= 1e-6 * max(size, 1.0)
     for a, b in zip(got, gradients, strict=False):
-        assert a.shape == b.shape and off(a, b) <= 1e-6
+        assert a.shape == b.shape and off(a, b) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
     assert not np.asarray(got[1])[vocab:].any()
 
     plain = lambda x, head: cross_entropy(softcap(x @ head[:vocab].T, CAP), targets, given_weights)[0]  # noqa: E731
     by_parts, plain_gradients = jax.jit(jax.value_and_grad(plain, (0, 1)))(x, head)
     assert abs(float(loss - by_parts)) <= 1e-6 * max(size, 1.0)
-    assert all(off(a, np.asarray(b, np.float64)) <= 1e-6 for a, b in zip(got, plain_gradients, strict=False))
+    for a, b in zip(got, plain_gradients, strict=False):
+        assert off(a, np.asarray(b, np.float64)) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
@@ -308,3 +313,17 @@ def test_head_loss_names_what_does_not_fit():
     ):
         with pytest.raises(UserError, match=message):
             call(**wrong)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_nats_and_bytes_count_only_targets_that_stand_for_text(seed):
+    """Against a loop in float64; exact for the bytes. Ignored and special targets carry a loss that must not count."""
+    random = np.random.default_rng(seed)
+    token_bytes = np.append(random.integers(1, 9, 5), [0, 0]).astype(np.int32)
+    targets = random.integers(-1, 7, (2, 6)).astype(np.int32)
+    values = random.exponential(2, (2, 6)).astype(np.float32)
+    counted = [(float(v), int(token_bytes[t])) for v, t in zip(values.flat, targets.flat, strict=True) if 0 <= t < 5]
+    nats, size = nats_and_bytes(jnp.asarray(values), jnp.asarray(targets), jnp.asarray(token_bytes))
+    assert int(size) == sum(b for _, b in counted)
+    assert float(nats) == pytest.approx(math.fsum(v for v, _ in counted), rel=1e-5, abs=1e-7)

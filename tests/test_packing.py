@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanochat_lib import packing
 from nanochat_lib.errors import UserError
-from nanochat_lib.packing import BestFitPacker
+from nanochat_lib.packing import BestFitPacker, best_fit
 
 
 def naive_rows(documents, capacity, buffer_size, chunk, crop, pad):
@@ -118,6 +118,17 @@ def test_chat_rows_by_hand():
         ([2] * 6 + [3] * 3, [0, 0, 1, 1, 1, 1, 0, 0, 1], 9),
         ([1] * 4 + [4] * 4 + [8], [0, 1, 1, 1, 0, 0, 0, 0, 0], 8),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "room", "crop", "at"),
+    [
+        ([2, 5, 9], 5, True, 1), ([2, 5, 9], 8, True, 1), ([2, 5, 9], 9, True, 2), ([2, 5, 9], 99, False, 2),
+        ([2, 5, 9], 1, True, 0), ([2, 5, 9], 1, False, None), ([], 4, True, None), ([], 4, False, None),
+    ],
+)  # fmt: skip
+def test_best_fit_by_hand(lengths, room, crop, at):
+    assert best_fit(lengths, room, crop) == at
 
 
 def test_cropping_takes_the_first_of_the_shortest():

@@ -95,7 +95,7 @@ def test_cut_keeps_every_line_and_the_size():
 
 def test_python_without_sources_is_a_user_error(monkeypatch):
     monkeypatch.setattr(real, "_modules", list)
-    monkeypatch.setattr(real, "_topics", lambda: ["short"])
+    monkeypatch.setattr(real, "language_reference", lambda: ["short"])
     with pytest.raises(UserError, match="--corpus"):
         real.real_text.__wrapped__()
 

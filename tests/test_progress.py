@@ -1,6 +1,7 @@
 """Progress in a log, in a terminal, in a notebook, and through a file to the process that drives the run."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -109,28 +110,29 @@ def test_a_terminal_gets_a_bar(clock, monkeypatch) -> None:
         assert part in terminal.getvalue()
 
 
-def test_a_notebook_gets_one_line_that_renews_itself(clock, monkeypatch, capsys) -> None:
-    shown: list[str] = []
+def test_a_notebook_gets_one_bar_that_renews_itself(clock, monkeypatch, capsys) -> None:
+    shown: list[dict] = []
 
     class Handle:
         def update(self, data: dict, metadata: dict, raw: bool) -> None:
-            assert metadata == progress.VOLATILE  # so that no one expects it to be the same twice
-            shown.append(data["text/plain"])
+            shown.append(data)
 
     def display(data: dict, metadata: dict, raw: bool, display_id: bool) -> Handle:
-        assert metadata == progress.VOLATILE
-        shown.append(data["text/plain"])
+        shown.append(data)
         return Handle()
 
     import IPython.display
 
     monkeypatch.setattr(IPython.display, "display", display)
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
-    with Progress(20, "rl") as bar:
+    with Progress(20, "rl <2>") as bar:
         for _ in range(20):
             clock.now += 0.5
             bar.update()
-    assert len(shown) == 12 and shown[-1].startswith("rl: 20/20 steps · took 0:10")
+    assert len(shown) == 12 and shown[-1]["text/plain"].startswith("rl <2>: 20/20 steps · took 0:10")
+    filled = [re.search(r"width:(\d+)%;.*rl &lt;2&gt;: (\d+)/20", data["text/html"]).groups() for data in shown]
+    assert filled[0] == ("0", "0") and filled[-1] == ("100", "20")
+    assert all(int(percent) == 5 * int(done) for percent, done in filled)
     assert capsys.readouterr().err == ""
 
 

@@ -372,11 +372,11 @@ def test_uv_is_used_when_it_is_there(place: Place) -> None:
         ("capstone", ["cpu-smoke"], "-m nanochat_lib run --preset cpu-smoke"),
         ("capstone", ["--seed", "1"], "-m nanochat_lib run --preset cpu --seed 1"),
         ("capstone", ["cpu", "--corpus", "a b", "-s", "x=1"], "-m nanochat_lib run --preset cpu --corpus a b -s x=1"),
-        ("test", ["-x", "tests/test_cli.py"], "-m pytest -x tests/test_cli.py"),
+        ("test", ["-x", "tests/test_cli.py"], "-m pytest -n 2 --dist loadfile -x tests/test_cli.py"),
         (
             "lab",
             ["--no-browser"],
-            "-m jupyterlab --LabApp.default_url=/lab/tree/chapters/12_capstone.ipynb --no-browser",
+            "-m jupyterlab --LabApp.default_url=/lab/tree/chapters/00_start.ipynb --no-browser",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_setup_refuses_an_unknown_option(place: Place) -> None:
 
 
 def test_shellcheck_is_content() -> None:
-    files = [*(str(p) for p in sorted((ROOT / "scripts").glob("*.sh"))), str(ROOT / ".ci/run")]
+    files = [*(str(p) for p in sorted((ROOT / "scripts").glob("*.sh"))), str(ROOT / ".ci/run"), str(ROOT / "postBuild")]
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([str(shellcheck), *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

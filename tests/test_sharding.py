@@ -166,8 +166,8 @@ said = {
     "loss": mean_loss(step, laid, on_devices(mesh, batches), token_bytes),
 }
 
-# A checkpoint of one device comes to eight, with its stacks filled up, and goes back.
-stacks = {"momentum": np.zeros((16, 32, 32), np.float32)}
+# A checkpoint of one device comes to eight and goes back.
+stacks = {"momentum": np.zeros((10, 32, 32), np.float32)}
 stacks = jax.device_put(stacks, sharding.state_sharding(mesh, stacks))
 like = {
     "params": laid,
@@ -178,15 +178,14 @@ state, meta = checkpoint.load(folder + "/one", like=like)
 assert meta["step"] == 5 and int(state["step"]) == 5
 assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, like)
 momentum = np.asarray(state["opt_state"]["muon"]["32x32"]["momentum"])
-assert np.array_equal(momentum[:10].ravel(), np.arange(1.0, 10241)) and not momentum[10:].any()
+assert np.array_equal(momentum.ravel(), np.arange(1.0, 10241))
 checkpoint.save(folder + "/eight", 6, state, {"step": 6})
 print(json.dumps(said))
 """
 
 
-def saved_state(matrices=10):
-    stack = np.zeros((matrices, 32, 32), np.float32)
-    stack[:10] = np.arange(1.0, 10241).reshape(10, 32, 32)
+def saved_state():
+    stack = np.arange(1.0, 10241, dtype=np.float32).reshape(10, 32, 32)
     return {
         "params": gpt.init_params(MODEL, jax.random.key(0)),
         "opt_state": {"muon": {"32x32": {"momentum": jax.numpy.asarray(stack)}}},
@@ -219,9 +218,8 @@ def test_evaluation_on_eight_devices_gives_one_device_s_number(eight):
     assert eight[1]["loss"] == pytest.approx(mean_loss(step, params, batches, token_bytes), rel=1e-6)
 
 
-@pytest.mark.parametrize("matrices", [10, 12])
-def test_a_checkpoint_of_eight_devices_comes_back_to_one(eight, matrices):
-    like = saved_state(matrices)
+def test_a_checkpoint_of_eight_devices_comes_back_to_one(eight):
+    like = saved_state()
     state, meta = checkpoint.load(eight[0] / "eight", like=jax.tree.map(jax.numpy.zeros_like, like))
     assert meta == {"step": 6}
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
@@ -229,9 +227,10 @@ def test_a_checkpoint_of_eight_devices_comes_back_to_one(eight, matrices):
         np.testing.assert_array_equal(one, other)
 
 
-def test_only_the_number_of_a_stack_may_differ(eight):
+@pytest.mark.parametrize("shape", [(10, 32, 16), (12, 32, 32), (8, 32, 32)])
+def test_another_shape_is_refused(eight, shape):
     like = saved_state()
-    like["opt_state"]["muon"]["32x32"]["momentum"] = jax.numpy.zeros((10, 32, 16))
+    like["opt_state"]["muon"]["32x32"]["momentum"] = jax.numpy.zeros(shape)
     with pytest.raises(UserError, match="momentum is float32"):
         checkpoint.load(eight[0] / "eight", like=like)
     like = saved_state()

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import regex
 import tiktoken
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -102,6 +103,11 @@ def test_pattern_is_the_published_one():
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     )
+
+
+@pytest.mark.parametrize(("digits", "pieces"), [(1, "1 2 3 4 5"), (2, "12 34 5"), (3, "123 45"), (5, "12345")])
+def test_digits_come_in_runs_of_the_size_asked_for(digits, pieces):
+    assert regex.findall(bpe.split_pattern(digits), "12345") == pieces.split()
 
 
 # --- training

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanochat_lib.course.grammar import ABSOLUTE
+from nanochat_lib.course.symbols import PACKAGE
 from nanochat_lib.errors import UserError
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -71,6 +72,8 @@ def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home:
             "PYTHONHASHSEED": "random",  # a set in an output shows
         }
         environment.setdefault("JAX_PLATFORMS", "cpu")
+        paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # the kernel's library is this one
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment.pop("MPLBACKEND", None)
         client = NotebookClient(
             notebook, timeout=limit, kernel_name="python3", allow_errors=True,

@@ -13,7 +13,7 @@ from nanochat_lib.course.mode import strict, widgets_wanted
 from nanochat_lib.course.showing import Volatile, as_figure, figure_bundle, show
 from nanochat_lib.errors import UserError
 
-WAKE = "Controls missing or not answering? Run this cell again (Shift+Enter); the picture shows the last values."
+WAKE = "No controls, or no answer from them? Run this cell again (Shift+Enter). The picture shows the last values."
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def _explore_live(draw: Callable, alt: str, controls: dict[str, Control], defaul
     import ipywidgets
     from IPython.display import HTML, display
 
-    widgets = {name: _widget(ipywidgets, name, control) for name, control in controls.items()}
+    words = f"{max(map(len, controls)) + 3}ch"  # one width for all names, so that the sliders stand in a column
+    widgets = {name: _widget(ipywidgets, name, control, words) for name, control in controls.items()}
     display(ipywidgets.VBox(list(widgets.values())))
     display(HTML(f'<div style="opacity:.65;font-size:90%">{WAKE}</div>'))
     handles = [display(data, metadata=meta, raw=True, display_id=True) for data, meta in bundles(draw(**defaults), alt)]
@@ -111,14 +112,15 @@ def bundles(drawn: object, alt: str) -> list[tuple[dict, dict]]:
     return found
 
 
-def _widget(ipywidgets: object, name: str, control: Control) -> object:
+def _widget(ipywidgets: object, name: str, control: Control, words: str) -> object:
     """The ipywidget of a control. Sliders answer when they are let go, so that slow drawings do not queue up."""
-    look = {"description": name.replace("_", " "), "style": {"description_width": "initial"}}
-    if control.options:
-        return ipywidgets.Dropdown(options=list(control.options), value=control.default, **look)
-    if control.low is None:
+    look = {"description": name.replace("_", " "), "style": {"description_width": words}}
+    if control.low is None and not control.options:
         wide = ipywidgets.Layout(width="95%")
         return ipywidgets.Text(value=control.default, continuous_update=False, layout=wide, **look)
+    look["layout"] = ipywidgets.Layout(width="26em")
+    if control.options:
+        return ipywidgets.Dropdown(options=list(control.options), value=control.default, **look)
     numbers = (control.low, control.high, control.default, control.step)
     whole = all(isinstance(number, int) for number in numbers)
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider

@@ -28,8 +28,8 @@ def strict() -> bool:
 def widgets_wanted() -> bool:
     """True in a kernel that JupyterLab started (its server names the session); COURSE_WIDGETS=0 or 1 decides otherwise.
 
-    Elsewhere (papermill, nbclient, scripts) a widget would be a dead rectangle in the saved file. A run that is driven
-    from outside has NANOCHAT_PROGRESS_FILE, and may have inherited the session's name.
+    Elsewhere (papermill, nbclient, scripts) a widget would be a dead rectangle in the saved file. Where
+    NANOCHAT_PROGRESS_FILE is set, another program drives this kernel, which may have inherited the session's name.
     """
     chosen = os.environ.get("COURSE_WIDGETS", "")
     if chosen in ("0", "1"):

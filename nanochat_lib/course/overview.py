@@ -8,6 +8,7 @@ from html import escape
 from nanochat_lib.course import registry, state
 from nanochat_lib.course.registry import Chapter, Entry
 from nanochat_lib.course.showing import emit
+from nanochat_lib.progress import bar_html
 
 WIDTH = 12  # characters of a bar
 
@@ -81,11 +82,7 @@ def as_html(found: list[Line]) -> str:
     cell = "text-align:left;padding:.15em .8em .15em 0;background:transparent"
     rows = []
     for line in found:
-        share = f"{100 * line.done / line.count:.0f}%"
-        bar = (
-            '<div style="width:9em;height:.75em;border:1px solid rgba(128,128,128,.6);border-radius:3px">'
-            f'<div style="width:{share};height:100%;background:#009E73"></div></div>'
-        )
+        bar = bar_html(line.done / line.count)
         left = f"{line.minutes_left} min left" if line.next else "done"
         texts = [f"{line.done}/{line.count} exercises", f"{line.points}/{line.all_points} points", left]
         cells = [f"{line.chapter.number} {escape(line.chapter.title)}", bar, *texts]

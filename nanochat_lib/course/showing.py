@@ -108,7 +108,9 @@ def emit(text: str, html: str = "", metadata: dict | None = None, handle: object
         return
     from IPython.display import display
 
-    data = {"text/plain": text, **({"text/html": html} if html else {})}
+    data = {"text/plain": text}
+    if html:  # JupyterLab indents text by this much, but not HTML
+        data["text/html"] = f'<div style="padding:0 5px">{html}</div>'
     if not html and metadata is None and handle is None:
         print(text)
     elif handle is not None:

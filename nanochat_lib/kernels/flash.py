@@ -39,6 +39,28 @@ MASKED, EMPTY = -1e30, -1e20  # a hidden score; m before the first key. exp(MASK
 QUERY, KEY, FIRST, LAST = range(4)  # rows of the table of steps
 
 
+def visible_blocks(tq: int, tk: int, window: int, block_q: int, block_kv: int) -> np.ndarray:
+    """Boolean (query blocks, key blocks): does any query of the one see any key of the other?"""
+    first_q = np.arange(0, tq, block_q) + tk - tq
+    last_q = np.minimum(first_q + block_q, tk) - 1
+    first_k = np.arange(0, tk, block_kv)
+    last_k = np.minimum(first_k + block_kv, tk) - 1
+    return (first_k <= last_q[:, None]) & (last_k >= first_q[:, None] - window)
+
+
+def schedule(seen: np.ndarray, run: int) -> np.ndarray:
+    """The grid, int32 (4, steps): query block, key block, does a run begin here, does it end here.
+
+    A run is all steps of one query block (`run` QUERY) or one key block (KEY): its sums are kept in scratch memory and
+    written out at its end. A block that sees nothing gets one step too, so that its zeros are written.
+    """
+    pairs = np.array(seen if run == QUERY else seen.T)
+    pairs[~pairs.any(axis=1), 0] = True
+    table = np.argwhere(pairs) if run == QUERY else np.argwhere(pairs)[:, ::-1]
+    change = table[1:, run] != table[:-1, run]
+    return np.stack([*table.T, np.r_[True, change], np.r_[change, True]]).astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Band:
     """Which keys each query sees, and the blocks both are cut into. Query r stands at position r + tk - tq."""
@@ -50,25 +72,10 @@ class Band:
     block_kv: int
     interpret: bool = False
 
-    def visible_blocks(self) -> np.ndarray:
-        """Boolean (query blocks, key blocks): does any query of the one see any key of the other?"""
-        first_q = np.arange(0, self.tq, self.block_q) + self.tk - self.tq
-        last_q = np.minimum(first_q + self.block_q, self.tk) - 1
-        first_k = np.arange(0, self.tk, self.block_kv)
-        last_k = np.minimum(first_k + self.block_kv, self.tk) - 1
-        return (first_k <= last_q[:, None]) & (last_k >= first_q[:, None] - self.window)
-
     def steps(self, run: int) -> np.ndarray:
-        """The grid, int32 (4, steps): query block, key block, does a run begin here, does it end here.
-
-        A run is all steps of one query block (`run` QUERY) or one key block (KEY): its sums are kept in scratch memory
-        and written out at its end. A block that sees nothing gets one step too, so that its zeros are written.
-        """
-        seen = self.visible_blocks() if run == QUERY else self.visible_blocks().T
-        seen[~seen.any(axis=1), 0] = True
-        table = np.argwhere(seen) if run == QUERY else np.argwhere(seen)[:, ::-1]
-        change = table[1:, run] != table[:-1, run]
-        return np.stack([*table.T, np.r_[True, change], np.r_[change, True]]).astype(np.int32)
+        """The grid: `schedule` of the visible blocks."""
+        seen = visible_blocks(self.tq, self.tk, self.window, self.block_q, self.block_kv)
+        return schedule(seen, run)
 
     def hide(self, scores: jax.Array, i: jax.Array, j: jax.Array, queries: int) -> jax.Array:
         """The scores of query block i and key block j, the hidden ones MASKED. `queries`: the axis of the queries."""
@@ -84,6 +91,20 @@ def dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     return lax.dot_general(a, b, contract, precision=precision, preferred_element_type=jnp.float32)
 
 
+def absorb(m: jax.Array, total: jax.Array, acc: jax.Array, s: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    """(m, total, acc) after one more block of keys.
+
+    m: the largest score so far, (queries, 1). total: the l of the formulas, (queries, 1). acc: (queries, D).
+    s: the block's scores, (queries, keys), hidden ones MASKED. v: its values, (keys, D).
+    """
+    highest = jnp.maximum(m, s.max(axis=1, keepdims=True))
+    p = jnp.exp(s - highest)
+    shrink = jnp.exp(m - highest)
+    total = shrink * total + p.sum(axis=1, keepdims=True)
+    acc = shrink * acc + dot(p.astype(v.dtype), v, 1, 0)
+    return highest, total, acc
+
+
 def forward_kernel(steps, q_ref, k_ref, v_ref, y_ref, lse_ref, m_ref, l_ref, acc_ref, *, band: Band, scale: float):
     """q (block_q, D) against k and v (block_kv, D); grid (B, K, G, steps)."""
     step = pl.program_id(3)
@@ -95,18 +116,13 @@ def forward_kernel(steps, q_ref, k_ref, v_ref, y_ref, lse_ref, m_ref, l_ref, acc
         acc_ref[...] = jnp.zeros_like(acc_ref)
 
     s = band.hide(scale * dot(q_ref[...], k_ref[...], 1, 1), steps[QUERY, step], steps[KEY, step], queries=0)
-    m = jnp.maximum(m_ref[...], s.max(axis=1, keepdims=True))
-    p = jnp.exp(s - m)
-    shrink = jnp.exp(m_ref[...] - m)
-    l_ref[...] = shrink * l_ref[...] + p.sum(axis=1, keepdims=True)
-    acc_ref[...] = shrink * acc_ref[...] + dot(p.astype(v_ref.dtype), v_ref[...], 1, 0)
-    m_ref[...] = m
+    m_ref[...], l_ref[...], acc_ref[...] = absorb(m_ref[...], l_ref[...], acc_ref[...], s, v_ref[...])
 
     @pl.when(steps[LAST, step] == 1)
     def end():
         total = jnp.maximum(l_ref[...], 1e-30)
         y_ref[...] = (acc_ref[...] / total).astype(y_ref.dtype)
-        lse_ref[...] = (m + jnp.log(total)).T
+        lse_ref[...] = (m_ref[...] + jnp.log(total)).T
 
 
 def weights_and_score_gradients(band: Band, scale: float, i, j, q, k, v, dy, lse, delta):
@@ -196,14 +212,19 @@ def grouped(q: jax.Array, k: jax.Array, v: jax.Array, band: Band) -> jax.Array:
     return forward(q, k, v, band)[0]
 
 
-def forward(q: jax.Array, k: jax.Array, v: jax.Array, band: Band):
+def run_forward(kernel, q: jax.Array, k: jax.Array, v: jax.Array, band: Band) -> tuple[jax.Array, jax.Array]:
+    """(y, lse) by `kernel`, which is `forward_kernel` or one that computes the same."""
     *heads, t, d = q.shape
     queries, keys, rows = block_specs(band, d, QUERY)
-    y, lse = launch(
-        forward_kernel, band, QUERY, (q, k, v), [queries, keys, keys],
+    return launch(
+        kernel, band, QUERY, (q, k, v), [queries, keys, keys],
         [jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((*heads, 1, t), jnp.float32)], [queries, rows],
         [(band.block_q, 1), (band.block_q, 1), (band.block_q, d)],
     )  # fmt: skip
+
+
+def forward(q: jax.Array, k: jax.Array, v: jax.Array, band: Band):
+    y, lse = run_forward(forward_kernel, q, k, v, band)
     return y, (q, k, v, y, lse)
 
 

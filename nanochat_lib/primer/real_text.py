@@ -43,7 +43,8 @@ def _plain(text: str) -> str:
     return re.sub(r"[ ]+$", "", text, flags=re.MULTILINE)
 
 
-def _topics() -> list[str]:
+def language_reference() -> list[str]:
+    """The pages of Python's language reference, as they are; empty where the installation left them out."""
     try:
         from pydoc_data.topics import topics
     except ImportError:  # some distributions leave it out
@@ -122,7 +123,7 @@ def _groups(documents: list[str]) -> list[list[int]]:
 @functools.cache
 def real_text() -> RealText:
     """The installation's own documentation, de-duplicated and split. UserError when the sources are missing."""
-    documents = _without_repeats([_plain(page) for page in _topics() + _modules()])
+    documents = _without_repeats([_plain(page) for page in language_reference() + _modules()])
     total = sum(map(len, documents))
     if total < ENOUGH:
         raise UserError(

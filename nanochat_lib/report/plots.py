@@ -86,7 +86,7 @@ def to_png(figure: Figure, dpi: int = 160) -> bytes:
     out = BytesIO()
     figure.patch.set_alpha(1)
     with matplotlib.rc_context(STYLE):
-        figure.savefig(out, format="png", dpi=dpi, facecolor="white")
+        figure.savefig(out, format="png", dpi=dpi, facecolor="white", bbox_inches="tight")
     figure.patch.set_alpha(0)
     return out.getvalue()
 

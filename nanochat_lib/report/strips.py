@@ -91,6 +91,13 @@ def mask_strip(pieces: Sequence[str], mask: Sequence[int], title: str = "What SF
     return _strip(pieces, tints, f"{title}: {sum(mask)} of {len(mask)} tokens ({share:.0%})", legend)
 
 
+def special_strip(pieces: Sequence[str], special: Sequence[bool], title: str) -> Figure:
+    """The tokens of a text; tinted are the special ones."""
+    tints = [RED if marked else None for marked in special]
+    legend = {"special token": RED, "ordinary token": None}
+    return _strip(pieces, tints, f"{title}: {sum(special)} special tokens of {len(pieces)}", legend)
+
+
 def batch_grid(inputs: np.ndarray, bos_id: int, targets: np.ndarray | None = None, title: str = "A batch") -> Figure:
     """A batch (B, T) seen from above: one row a training row, documents in alternating tints, ignored targets grey."""
     inputs = np.asarray(inputs)

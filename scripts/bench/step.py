@@ -5,7 +5,8 @@ side's fastest step counts: whatever else the machine does only ever adds time, 
 Useful FLOPs are those of `sizing.flops_per_token`, so the optimiser and all elementwise work lower the share. The
 machine's matmul rate is the faster of JAX's and PyTorch's product of two 1024 × 1024 float32 matrices, measured in the
 same rounds. Before anything is timed, all sides take steps from the same parameters on the same batch and must see the
-same losses. Compile time is the first step's, without caches, less a later step's.
+same losses. Compile time is the first step's, without caches, less a later step's. All sides share one process and so
+one malloc, set as the training commands set it (nanochat_lib/allocator.py) unless `--plain-malloc` is given.
 
 On an accelerator the step runs in bfloat16 once for each attention backend (GPU: cudnn and xla), and MFU is the share
 of the chip's dense bfloat16 peak; the twin is left out.
@@ -29,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nanochat_lib import hardware
+from nanochat_lib.allocator import TUNABLES, keep_memory
 from nanochat_lib.gpt import init_params
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.plan import compute_for
@@ -57,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=8, help="rounds over all sides (default 8)")
     parser.add_argument("--steps", type=int, default=3, help="steps of a side in a round (default 3)")
     parser.add_argument("--skip-compiled", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--plain-malloc", action="store_true", help="leave the allocator as the system has it")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     args = parser.parse_args()
     if args.width % 128 and args.width > 128:
@@ -270,6 +273,10 @@ def on_accelerator(args: argparse.Namespace, config: GPTConfig, params: dict, ba
 
 def main() -> None:
     args = arguments()
+    malloc = "the system's"
+    if not args.plain_malloc and keep_memory():
+        huge = TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
+        malloc = "large blocks kept, in huge pages" if huge else "large blocks kept (as `nanochat pretrain` does)"
     heads = max(1, args.width // 128)
     config = GPTConfig(args.length, args.vocab, args.depth, heads, heads, args.width)
     ids = np.random.RandomState(0).randint(0, args.vocab, (1, args.rows, args.length + 1)).astype(np.int32)
@@ -277,6 +284,7 @@ def main() -> None:
     params = init_params(config, jax.random.key(0))
     machine = hardware.machine()
     print(machine.line())
+    print(f"malloc: {malloc}")
     print(
         f"{args.depth} layers, width {args.width}, vocabulary {args.vocab}, {args.rows} × {args.length} tokens: "
         f"{flops_per_token(config) / 1e6:.1f} MFLOP a token"
@@ -286,7 +294,9 @@ def main() -> None:
     if args.json:
         shape = {name: getattr(args, name) for name in ("depth", "width", "vocab", "rows", "length")}
         args.json.write_text(
-            json.dumps({"machine": machine.line(), "jax": jax.__version__} | shape | figures, indent=1)
+            json.dumps(
+                {"machine": machine.line(), "malloc": malloc, "jax": jax.__version__} | shape | figures, indent=1
+            )
         )
 
 

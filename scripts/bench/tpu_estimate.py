@@ -65,6 +65,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--topology", default="v6e:2x4", choices=slices, metavar="SLICE", help=" ".join(slices))
     parser.add_argument("--micro", type=int, default=-1, help="micro-batches a step (default: those of 2^20 tokens)")
+    parser.add_argument("--loss-chunks", type=int, default=-1, help="parts of the logits (default: our rule)")
     parser.add_argument("--side", choices=(*SIDES, "both"), default="both", help="compile one side only")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--text", type=Path, help="keep the compiled programs' text in this folder")
@@ -81,6 +82,7 @@ class Setting:
     rows: int  # of a micro-batch on one chip
     batches: int  # micro-batches of a step
     layers: tuple[int, ...]  # the depths that are compiled, one or two
+    loss_chunks: int = -1  # parts of the logits in our step; -1: by rule
 
     def at(self, depth: int) -> GPTConfig:
         return dataclasses.replace(self.config, n_layer=depth)
@@ -114,13 +116,14 @@ def setting_of(args: argparse.Namespace) -> Setting:
         batches = args.micro
     if batches < 2:
         raise SystemExit(f"tpu_estimate: {batches} micro-batches of {args.rows} rows; use --micro 2 or more")
-    return Setting(config, chip, devices, args.rows, batches, layers)
+    return Setting(config, chip, devices, args.rows, batches, layers, args.loss_chunks)
 
 
 def our_plan(setting: Setting, config: GPTConfig) -> StepPlan:
     """The step that a run of the preset would compile."""
     mesh, rows = sharding.make_mesh(1, setting.devices), setting.rows
-    compute = compute_for(preset(PRESET).compute, config, "tpu", setting.devices[0].device_kind, rows)
+    settings = dataclasses.replace(preset(PRESET).compute, loss_chunks=setting.loss_chunks)
+    compute = compute_for(settings, config, "tpu", setting.devices[0].device_kind, rows)
     optimizer = make_optimizer(config, OptimConfig(), jnp.dtype(compute.dtype), mesh=mesh)
     return StepPlan(config, compute, optimizer, mesh, setting.batches, rows * mesh.size, "float32")
 

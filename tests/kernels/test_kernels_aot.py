@@ -65,3 +65,16 @@ def test_forward_and_backward_compile_for_the_chip(chip, topology, backend):
 def test_the_largest_tiles_compile_for_the_older_chips(chip, topology):
     cases = [case(f"splash:{chip}", d, 2048, dtype) for d, dtype in ((128, "bfloat16"), (256, "float32"))]
     check(cases, compile_all(topology, cases))
+
+
+def test_the_recorded_page_of_chapter_03_is_what_the_compiler_says():
+    page = json.loads((ROOT / "assets" / "attention_v6e.json").read_text(encoding="utf-8"))
+    names = ["tiles of 1024, 6 heads of 256", "tiles of 2048, 12 heads of 128"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/record_attention.py", "--print", *names],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert found, done.stderr[-2000:]
+    assert found[0][names[0]]["kernels"] == page["lines"][names[0]]["kernels"] == 3
+    assert "fast memory" in found[0][names[1]]["error"] and "fast memory" in page["lines"][names[1]]["error"]

@@ -1,0 +1,394 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown] id="title"
+# # Start
+#
+# Can the computer in front of you train a language model and talk to it within **two minutes**?
+#
+# Yes. It will be a tiny one, about 100,000 numbers where a large model has a thousand billion, but every stage of it
+# is the real thing: the same code trains the large presets. By the end of this chapter you have
+#
+# - asked the *doctor* what your machine can do,
+# - solved five small exercises, and seen how checks, hints and your own parts work,
+# - trained a model and read its first sentences,
+# - seen the map of the course and of the library behind it.
+#
+# Plan about 45 minutes. Nothing you do here leaves your computer.
+
+# %% tags=["setup"] id="setup"
+import math
+
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+from nanochat_lib.course import (
+    about,
+    check,
+    explore,
+    fast,
+    hint,
+    mine,
+    predict,
+    progress,
+    quiz,
+    reveal,
+    show,
+    slider,
+    volatile,
+)
+
+# %% [markdown] id="doctor-title"
+# ## Ask the doctor first
+#
+# Before anybody trains anything, one question: does this machine have what it takes? `nanochat doctor` answers it on the
+# command line. Here is the same answer in the notebook. It differs from machine to machine, so no text relies on it.
+
+# %% id="doctor"
+from nanochat_lib.doctor import diagnose
+
+found = diagnose("cpu")
+lines = [f"Ready: {'yes' if found['ok'] else 'no'}"]
+lines += [f"{problem['what']}\n    what to do: {problem['fix']}" for problem in found["problems"]]
+lines += [f"{name}: {'fits' if fits['fits'] else fits['reason']}" for name, fits in found["presets"].items()]
+show(volatile("\n".join(lines)))
+
+# %% [markdown] id="presets-words"
+# Each line after the first is a *preset*: a full recipe for one kind of machine. A laptop fits `cpu` and `cpu-smoke`. The
+# others want rented chips. You can still study them: chapters 03 and 06 compile for those chips without having one.
+
+# %% [markdown] id="exercise-title"
+# ## How an exercise works
+#
+# An exercise is one cell with one function. Its text says what the function must do. You replace
+# `raise NotImplementedError`, run the cell, and run the check below it. A check never judges style, only behaviour.
+#
+# Start with the most useful number in this course. A language model gives every possible next token a probability.
+# Its *loss* on a token is $-\ln p$ of the token that really came, in nats. What is the loss of a model that knows
+# nothing and spreads its bets evenly over $V$ tokens?
+
+# %% id="predict-uniform"
+predict("start.p_uniform")
+
+# %% tags=["exercise"] id="start.uniform_loss" points=1 minutes=3 level=1 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-uniform_loss", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def uniform_loss(vocab_size):
+    """The loss in nats, a Python float, of a model that gives each of `vocab_size` tokens the same probability."""
+    raise NotImplementedError
+
+# %% id="start.uniform_loss.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-uniform_loss-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("start.uniform_loss", uniform_loss)
+
+# %% id="reveal-uniform"
+uniform_loss = mine("start.uniform_loss")
+reveal("start.p_uniform", round(uniform_loss(512), 2))
+
+# %% [markdown] id="check-words"
+# Keep this number in mind: the first loss of every run in this course must be close to $\ln V$. If it is not, something
+# is wrong *before* training begins. It is the cheapest test there is.
+#
+# Did the check fail? Then it told you the first case that went wrong, what it expected, what it got, and often why. If
+# the exercise still stands as it was, the check says so and nothing breaks: later cells then use the library's function.
+
+# %% [markdown] id="hint-title"
+# ## Hints, undo and your own parts
+#
+# Stuck? `hint("start.uniform_loss")` gives a first push; call it again for a clearer one. The third shows what the
+# right answer *produces*, never its code. Try it.
+
+# %% id="hint"
+hint("start.uniform_loss", 1)
+
+# %% [markdown] id="mine-words"
+# When a check passes, your function is saved as source code in the folder `my_nanochat/`. From then on
+# `mine("start.uniform_loss")` gives back *your* version: in this chapter, in later chapters, and in a whole training run
+# (`nanochat run --mine all`). If you break a function later, `undo("start.uniform_loss")` brings the last passing version
+# back. All of it is in plain files on your disk: `my_nanochat/` and `.course/`.
+
+# %% id="quiz-mine"
+quiz("start.q_mine")
+
+# %% [markdown] id="width-title"
+# ## One dial: depth
+#
+# Large models have hundreds of settings. This course turns **one** dial: the depth, the number of layers. Width, heads,
+# batch, learning rates and training length follow from it. The rule for the width: depth × 64, rounded *up* to whole
+# attention heads.
+
+# %% tags=["exercise"] id="start.width_from_depth" points=2 minutes=8 level=1 library="nanochat_lib.sizing:width_from_depth" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-width_from_depth", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def width_from_depth(depth, aspect_ratio=64, head_dim=128):
+    """(width, heads): depth × aspect_ratio channels, rounded up to a whole number of heads of head_dim channels each."""
+    raise NotImplementedError
+
+# %% id="start.width_from_depth.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-width_from_depth-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check("start.width_from_depth", width_from_depth)
+
+# %% id="width-figure"
+width_from_depth = mine("start.width_from_depth")
+depths = np.arange(2, 33)
+widths = [width_from_depth(int(depth))[0] for depth in depths]
+figure, axes = plt.subplots(figsize=(6.4, 3.2))
+axes.step(depths, widths, where="mid", label="width")
+axes.plot(depths, depths * 64, "--", lw=1, label="depth × 64")
+axes.set(xlabel="depth (layers)", ylabel="width (channels)", title="The width follows the depth in whole heads of 128")
+axes.legend(frameon=False)
+show(
+    figure,
+    alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64",
+)
+
+# %% [markdown] id="power-title"
+# ## Round numbers for the compiler
+#
+# JAX compiles a program for every *shape* of its inputs. A program that meets 200 different lengths compiles 200 times,
+# and every compilation costs seconds. So lengths are rounded up, here to the next power of two: at most a dozen
+# programs, at the price of some padding.
+
+# %% tags=["exercise"] id="start.next_power" points=1 minutes=6 level=2 library="nanochat_lib.sampling:next_power" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-next_power", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def next_power(n, least=1):
+    """The smallest power of two that is at least `n` and at least `least` (itself a power of two). n is a whole number."""
+    raise NotImplementedError
+
+# %% id="start.next_power.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-next_power-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
+check("start.next_power", next_power)
+
+# %% [markdown] id="schedule-title"
+# ## How fast to learn, and when
+#
+# A training run takes thousands of small steps. The *learning rate* says how large they are. It is not constant: it
+# stays at its full value for a while and then falls in a straight line to a small rest, so that the model settles down.
+# That last part is the *warm-down*.
+
+# %% tags=["exercise"] id="start.falling" points=2 minutes=10 level=2 library="nanochat_lib.schedules:falling" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-falling", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def falling(left, warmdown, final):
+    """The factor on the learning rate when `left` steps are left of a run.
+
+    1.0 while at least `warmdown` steps are left; then a straight line that reaches `final` when none is left.
+    """
+    raise NotImplementedError
+
+# %% id="start.falling.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-falling-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check("start.falling", falling)
+
+# %% [markdown] id="schedule-play"
+# Drag the warm-down and the rest. The shaded area is what a run can still move: it is the sum of all its step sizes.
+
+# %% id="schedule-explore"
+falling = mine("start.falling")
+
+
+def draw_schedule(warmdown, final):
+    steps = 1000
+    factor = [falling(steps - i, warmdown / 100 * steps, final / 100) for i in range(steps + 1)]
+    figure, axes = plt.subplots(figsize=(6.4, 3))
+    axes.fill_between(range(steps + 1), factor, alpha=0.25)
+    axes.plot(factor)
+    axes.set(xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.08), xlim=(0, steps))
+    axes.set_title(
+        f"warm-down over {warmdown:.0f} % of the run, down to {final:.0f} %: mean rate {np.mean(factor):.2f}"
+    )
+    return figure
+
+
+explore(
+    draw_schedule,
+    alt="Learning rate over a run of 1,000 steps: constant at its peak, then a straight fall; the area below is shaded",
+    warmdown=slider(0, 100, 65, 5),
+    final=slider(0, 50, 5, 5),
+)
+
+# %% [markdown] id="softcap-title"
+# ## Arrays: the soft cap
+#
+# So far everything was plain Python. The model itself computes with arrays. Its last step keeps the logits within
+# bounds: $\mathrm{cap} \cdot \tanh(\mathrm{logits} / \mathrm{cap})$. Small logits pass almost unchanged, huge ones end
+# just below the cap. Compute in float32, whatever comes in.
+
+# %% tags=["exercise"] id="start.softcap" points=2 minutes=8 level=1 library="nanochat_lib.layers:softcap" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-softcap", "locked": false, "schema_version": 3, "solution": true, "task": false}
+def softcap(logits, cap):
+    """cap · tanh(logits / cap), elementwise: any shape and float dtype → the same shape in float32."""
+    raise NotImplementedError
+
+# %% id="start.softcap.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-softcap-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
+check("start.softcap", softcap)
+
+# %% [markdown] id="train-title"
+# ## Train a model, now
+#
+# Enough parts. The next cell runs three stages on text that the library carries with it: it learns a tokenizer, trains a
+# base model on documents, and fine-tunes it on conversations. The preset is `cpu-smoke`, the smallest there is, with a
+# few more steps. Started again, it reuses what is finished.
+
+# %% id="predict-loss"
+predict("start.p_loss")
+
+# %% id="train"
+from nanochat_lib import pipeline, presets
+from nanochat_lib.course.state import home
+from nanochat_lib.report import read_metrics
+
+steps = 20 if fast() else 300
+settings = {
+    "pretrain.steps": steps,
+    "pretrain.eval_every": -1,
+    "pretrain.save_every": -1,
+    "sft.steps": 10 if fast() else 100,
+}
+config = presets.override(presets.preset("cpu-smoke"), settings)
+run = pipeline.open_run(home() / "runs" / f"start-{steps}", config)
+for stage in (run.tokenizer, run.pretrain, run.sft):
+    stage()
+records = [record for record in read_metrics(run.dir / "metrics.jsonl")[0] if record.get("stage") == "pretrain"]
+losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
+print(f"{steps} steps: loss {losses[0][1]:.2f} at first, {losses[-1][1]:.2f} at last")
+
+# %% id="reveal-loss"
+reveal("start.p_loss", round(losses[0][1], 2))
+
+# %% id="loss-figure"
+figure, axes = plt.subplots(figsize=(6.4, 3.2))
+axes.plot(*zip(*losses, strict=True), lw=1.2, label="loss of the model")
+axes.axhline(uniform_loss(config.tokenizer.vocab_size), ls="--", color="gray", label="knows nothing: ln V")
+axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first training run")
+axes.legend(frameon=False)
+show(figure, alt="The loss of the smoke model starts at the dashed line ln V and falls with every step")
+
+# %% [markdown] id="first-loss-words"
+# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing.
+
+# %% id="first-loss"
+_ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")
+
+# %% [markdown] id="talk-title"
+# ## Talk to it
+#
+# What it says is mostly wrong and often funny. It has read less than a child's first book for some seconds. Look at the
+# *form*: after fine-tuning it answers instead of going on with your question.
+
+# %% id="talk"
+from nanochat_lib.conversation import render_for_completion
+
+tokenizer, engine = run.load_tokenizer(), run.engine("sft")
+for question in ("What is 2 + 3?", "Spell the word apple."):
+    chat = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]}
+    prompt = render_for_completion(tokenizer, chat, config.model.sequence_len)
+    answer = engine.generate_batch([prompt], max_tokens=24, temperature=0.0).sequences[0]
+    print(f"> {question}\n{tokenizer.decode(list(answer)[len(prompt) :])}\n")
+run.close()
+
+# %% [markdown] id="talk-more"
+# A preset that really learns is `cpu`: about ten minutes, and it answers questions about facts it never saw in a chat.
+# That is the capstone, chapter 12; open it whenever you like, or start it on the command line with `nanochat run`.
+
+# %% [markdown] id="map-title"
+# ## The map
+#
+# The course follows the path of a text through the system. Each box is a chapter; the small line names the part of the
+# library it opens.
+
+# %% id="map"
+from matplotlib.patches import FancyBboxPatch
+
+stops = [
+    ("01 Tokenizer", "bpe.py", 0, 2),
+    ("04 Data", "packing.py", 1, 2),
+    ("02 The model", "gpt.py, layers.py", 2, 2),
+    ("03 Attention", "kernels/flash.py", 3, 2),
+    ("05 Muon", "muon.py", 3, 1),
+    ("06 Train step", "train_step.py", 2, 1),
+    ("07 Evaluation", "evaluate/", 1, 1),
+    ("08 SFT", "sft.py", 0, 1),
+    ("09 RL", "rl.py", 0, 0),
+    ("10 Inference", "engine.py", 1, 0),
+    ("11 Scale, cost", "preflight/", 2, 0),
+    ("12 Capstone", "pipeline.py", 3, 0),
+]
+ready = {"01", "02", "03", "04", "05", "12"}
+figure, axes = plt.subplots(figsize=(8.4, 3.9))
+for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
+    down = y1 != y0
+    start, end = (
+        ((x0, y0 - 0.29), (x1, y1 + 0.29)) if down else ((x0 + 0.39 * (x1 - x0), y0), (x1 - 0.39 * (x1 - x0), y1))
+    )
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#777"})
+for name, part, x, y in stops:
+    colour = "#cfe3f7" if name[:2] in ready else "#eeeeee"
+    axes.add_patch(FancyBboxPatch((x - 0.36, y - 0.26), 0.72, 0.52, boxstyle="round,pad=0.02", fc=colour, ec="#7a8ca0"))
+    axes.text(x, y + 0.08, name, ha="center", va="center", weight="bold", color="#222")
+    axes.text(x, y - 0.13, part, ha="center", va="center", size=7.5, color="#444")
+axes.set(xlim=(-0.6, 3.6), ylim=(-0.6, 2.6))
+axes.axis("off")
+axes.set_title("From text to a chat (blue: in the course today)")
+show(
+    figure,
+    alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens",
+)
+
+# %% id="progress"
+progress()
+
+# %% [markdown] id="lesson-title"
+# ## Field lesson: thirty per cent of a run that hardly moved
+#
+# A public run of a 3.8-billion-parameter model on eight rented chips cost about \$1,000 and took 43 hours. Its first
+# attempt had failed. One reason its author gives: the learning rate followed half a cosine wave down to *zero*, and the
+# last 30 % of the steps had next to nothing left to learn with. The recipe that worked holds the rate and falls in a
+# straight line over the last half, to 5 % of the peak.
+#
+# How bad is "next to nothing"? No GPU is needed to find out: add up the rates.
+
+# %% id="predict-starved"
+predict("start.p_starved")
+
+# %% id="lesson"
+total = 1000
+cosine = np.array([0.5 * (1 + math.cos(math.pi * i / total)) for i in range(total)])
+trapezoid = np.array([min((i + 1) / (0.05 * total), falling(total - i, 0.5 * total, 0.05)) for i in range(total)])
+shares = {
+    name: rates[int(0.7 * total) :].sum() / rates.sum()
+    for name, rates in (("cosine", cosine), ("trapezoid", trapezoid))
+}
+figure, axes = plt.subplots(figsize=(6.4, 3.2))
+for (name, share), rates, colour in zip(shares.items(), (cosine, trapezoid), ("C3", "C0"), strict=True):
+    axes.plot(rates, color=colour, label=f"{name}: {share:.0%} of its movement in the last 30 %")
+    axes.fill_between(range(700, total), rates[700:], color=colour, alpha=0.2)
+axes.set(
+    xlabel="step", ylabel="learning rate / peak", ylim=(0, 1.3), title="What is left for the last 30 % of the steps"
+)
+axes.legend(frameon=False, loc="upper right")
+show(
+    figure,
+    alt="Two schedules over 1,000 steps; in the shaded last 30 per cent the cosine has a far smaller area than the trapezoid",
+)
+reveal("start.p_starved", round(100 * shares["cosine"], 1))
+
+# %% id="lesson-cost"
+about(100 * shares["cosine"], 4.3, within=0.2, name="cosine to zero, % of all movement in the last 30 % of the steps")
+about(100 * shares["trapezoid"], 13.6, within=0.3, name="trapezoid, % of all movement in the last 30 % of the steps")
+_ = about(0.3 * 998, 300, within=2, name="what 30 % of such a run costs, $")
+
+# %% [markdown] id="lesson-words"
+# So about \$300 of chips would have bought 4 % of the movement. The lesson is not "never use a cosine": it is that two
+# lines of arithmetic on a laptop show what a schedule spends where, *before* anything is rented. That is how this whole
+# course works.
+
+# %% id="quiz-cosine"
+quiz("start.q_cosine")
+
+# %% [markdown] id="takeaway"
+# > **Takeaway.** The first loss must be **ln V**. One dial, the depth, sets the rest. Everything that can go wrong on a
+# > thousand-dollar machine can be found on this one first, in seconds, if you know which number to look at.
+
+# %% [markdown] id="simplified"
+# ## What was simplified
+#
+# The smoke model has 2 layers, 64 channels and 512 tokens; nanochat's smallest serious model has 12, 768 and 32,768. Text is
+# the library's own primer instead of billions of web documents. The schedule here has one factor; nanochat also changes
+# Muon's momentum and its weight decay from step to step (`nanochat_lib/schedules.py`, `nanochat_schedule`). The sizes are
+# in `nanochat_lib/sizing.py`, the stages in `nanochat_lib/pipeline.py`, and every exercise's real code is named in its
+# cell's metadata. Next: chapter 01, where the bytes of your own text become tokens.
