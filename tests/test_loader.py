@@ -38,7 +38,8 @@ class ByteTokenizer:
     def encode(self, text, prepend=None, append=None):
         if isinstance(text, list):
             return [self.encode(t, prepend, append) for t in text]
-        return ([] if prepend is None else [prepend]) + list(text.encode()) + ([] if append is None else [append])
+        ends = ([] if end is None else [self.special_tokens.get(end, end)] for end in (prepend, append))
+        return next(ends) + list(text.encode()) + next(ends)
 
     def encode_special(self, name):
         return self.special_tokens[name]

@@ -37,7 +37,14 @@ def _offline(event, args):
         raise OSError(f"the course runs offline, but something asked for {host}")
 _sys.addaudithook(_offline)
 '''
-METER_SOURCE = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+# Linux counts ru_maxrss of the process that started the kernel too; VmHWM is the kernel's own.
+METER_SOURCE = """\
+import re, resource
+try:
+    print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+except OSError:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 @dataclass

@@ -34,9 +34,9 @@ def test_ten_times_the_work_is_seen_and_the_same_work_is_not() -> None:
 
 
 def test_compiled_functions_are_waited_for() -> None:
-    x = jnp.ones((150, 150))
+    x = jnp.ones((300, 300))
     once = jax.jit(lambda x: x @ x)
-    often = jax.jit(lambda x: jax.lax.fori_loop(0, 30, lambda i, y: y @ x * 0.01, x))
+    often = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda i, y: y @ x * 0.001, x))
     assert time_ratio(often, once, (x,), 5.0) > 5 and time_ratio(once, once, (x,), 3.0) < 3
 
 
