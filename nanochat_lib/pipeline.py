@@ -93,6 +93,10 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
         path = Path(config.data.corpus).expanduser().absolute()
         config = replace(config, data=replace(config.data, corpus=str(path)))
     check_runnable(config, accelerator)
+    if mine:
+        from nanochat_lib.course import borrow
+
+        borrow.check_names(mine)  # before a folder is made for it
     folder = Path(run_dir)
     if not accelerator:
         _take(folder, config)

@@ -13,13 +13,21 @@ from nanochat_lib.storage import atomic_write_json, read_json
 FILE = "mine.json"
 
 
+def check_names(asked: str) -> None:
+    """UserError, naming the nearest, unless `asked` is "all" or names of exercises with commas between them."""
+    from nanochat_lib.course import registry
+
+    for name in [] if asked == "all" else asked.split(","):
+        registry.exercise(name.strip())
+
+
 def begin(folder: Path, asked: str, now: bool = True) -> dict | None:
     """Installs the learner's functions ("all" or "id,id") for the run in `folder`; returns what mine.json holds.
 
     Nothing is asked for: what the run began with. None where that is nothing, too. With `now=False` only what can be
     wrong with the request is found out, in a process that is to leave JAX alone.
     """
-    from nanochat_lib.course import install, registry
+    from nanochat_lib.course import install
 
     path = folder / FILE
     saved = read_json(path) if path.exists() else None
@@ -30,8 +38,7 @@ def begin(folder: Path, asked: str, now: bool = True) -> dict | None:
     if saved and asked and asked != saved["asked"]:
         raise UserError(f"{folder} holds a run with --mine {saved['asked']}; use the same or another --run-dir")
     asked = asked or saved["asked"]
-    for name in [] if asked == "all" else asked.split(","):
-        registry.exercise(name.strip())
+    check_names(asked)
     if not now:
         return saved
     share = install.install(saved["used"] if saved else asked)

@@ -54,8 +54,8 @@ def error_cause(error: BaseException) -> str:
     return ""
 
 
-class TookTooLong(Exception):
-    """A case ran longer than it may."""
+class TookTooLong(BaseException):
+    """A case ran longer than it may. No Exception: a learner's `except Exception` inside the loop must not catch it."""
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class Row:
     cause: str = ""
     heat: list[list[float]] | None = None
     difference: Difference | None = None
+    endless: bool = False  # stopped, because it ran too long
 
     def fail(self, **fields: str) -> None:
         self.status = FAILED
@@ -110,7 +111,9 @@ class Result:
 
 
 def _after(row: Row) -> str:
-    return "  (measured once the results are right)" if row.status == NOT_RUN else ""
+    if row.status != NOT_RUN:
+        return ""
+    return "  (measured once the results are right)" if row.kind == "budget" else "  (not run after an endless one)"
 
 
 def _heat_text(heat: list[list[float]] | None) -> list[str]:

@@ -79,6 +79,13 @@ def test_a_parent_process_only_looks_at_the_names(tmp_path, learner):
         borrow.begin(tmp_path, "a.x,b.z", now=False)
 
 
+@pytest.mark.parametrize("accelerator", [True, False])
+def test_an_unknown_exercise_makes_no_folder(tmp_path, learner, accelerator):
+    with pytest.raises(UserError, match="there is no 'b.z'"):
+        pipeline.open_run(tmp_path / "run", SMOKE, accelerator, mine="a.x, b.z")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_run_installs_and_lets_go_of_the_folder_when_it_cannot(tmp_path, learner):
     pipeline.open_run(tmp_path / "r", SMOKE, mine="all").close()
     assert json.loads((tmp_path / "r" / borrow.FILE).read_text(encoding="utf-8"))["used"] == ["a.x"]
