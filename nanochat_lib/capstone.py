@@ -115,7 +115,7 @@ def overrides(config: RunConfig) -> str:
 
 def summary(folder: Path) -> str:
     """The closing lines of a run: figures, report, and how to talk to the model."""
-    from nanochat_lib.course import borrow
+    from nanochat_lib.report.page import share_line
     from nanochat_lib.storage import read_json
 
     report = read_json(folder / "report.json")
@@ -126,7 +126,7 @@ def summary(folder: Path) -> str:
         f"RL reward {stages['rl']['reward_first']:.2f} → {stages['rl']['reward_last']:.2f}",
     ]
     if report.get("mine"):
-        figures.append(borrow.line(report["mine"]))
+        figures.append(share_line(report["mine"]))
     program = Path(sys.executable).parent / "nanochat"
     return (
         f"done in {format_seconds(report['total_seconds'])}: {', '.join(figures)}\n"

@@ -50,16 +50,11 @@ def begin(folder: Path, asked: str, now: bool = True) -> dict | None:
         )
     record = saved or {"asked": asked, **share.to_dict()}
     from nanochat_lib import distributed
+    from nanochat_lib.report.page import share_line
 
     if distributed.first():
         atomic_write_json(path, record)
-    print(line(record))
+    print(share_line(record))
     for name, why in record["refused"].items() if asked != "all" else ():
         print(f"{name}: the library's ({why})")
     return record
-
-
-def line(record: dict) -> str:
-    """ "3 of 40 exercise functions in this pipeline are yours: 8 %"."""
-    count, functions = len(record["used"]), record["functions"]
-    return f"{count} of {functions} exercise functions in this pipeline are yours: {100 * record['share']:.0f} %"

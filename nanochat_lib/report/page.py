@@ -62,9 +62,8 @@ def headline(report: dict) -> list[tuple[str, str]]:
     if "reward_first" in rl:
         found.append((change(rl["reward_first"], rl.get("reward_last"), "percent"), "held-out reward, SFT → RL"))
     if report.get("mine"):
-        mine = report["mine"]
-        label = f"exercise functions in this pipeline are yours: {100 * mine['share']:.0f} %"
-        found.append((f"{len(mine['used'])} of {mine['functions']}", label))
+        count, _, label = share_line(report["mine"]).partition(" exercise ")
+        found.append((count, f"exercise {label}"))
     if report["cost_usd"] is not None:
         found.append((f"${report['cost_usd']:.2f}", "cost of the rented machine"))
     return found
@@ -104,10 +103,15 @@ def to_markdown(report: dict) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def share_line(mine: dict) -> str:
+    """ "3 of 40 exercise functions in this pipeline are yours: 8 %"."""
+    share = f"{100 * mine['share']:.0f} %"
+    return f"{len(mine['used'])} of {mine['functions']} exercise functions in this pipeline are yours: {share}"
+
+
 def mine_lines(mine: dict) -> list[str]:
     """Which functions of the pipeline were the learner's, and which fell back to the library's, with the reason."""
-    count, share = len(mine["used"]), f"{100 * mine['share']:.0f} %"
-    lines = [f"{count} of {mine['functions']} exercise functions in this pipeline are yours: {share}."]
+    lines = [f"{share_line(mine)}."]
     if mine["used"]:
         lines.append(f"Yours: {', '.join(mine['used'])}.")
     if mine["refused"]:
