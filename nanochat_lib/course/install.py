@@ -24,11 +24,6 @@ class Share:
     points: int = 0  # of the functions used
     all_points: int = 0  # of all functions
 
-    @property
-    def line(self) -> str:
-        share = len(self.used) / self.functions if self.functions else 0.0
-        return f"{len(self.used)} of {self.functions} course functions are yours ({share:.0%})"
-
     def to_dict(self) -> dict:
         """For report.json."""
         return {
