@@ -241,7 +241,7 @@ settings = {
 }
 config = presets.override(presets.preset("cpu-smoke"), settings)
 run = pipeline.open_run(home() / "runs" / f"start-{steps}", config)
-for stage in (run.tokenizer, run.pretrain, run.sft):
+for stage in (run.tokenizer, run.pretrain) if fast() else (run.tokenizer, run.pretrain, run.sft):
     stage()
 records = [record for record in read_metrics(run.dir / "metrics.jsonl")[0] if record.get("stage") == "pretrain"]
 losses = [(record["step"], record["loss"]) for record in records if "loss" in record]
@@ -273,7 +273,7 @@ _ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=
 # %% id="talk"
 from nanochat_lib.conversation import render_for_completion
 
-tokenizer, engine = run.load_tokenizer(), run.engine("sft")
+tokenizer, engine = run.load_tokenizer(), run.engine("base" if fast() else "sft")
 for question in ("What is 2 + 3?", "Spell the word apple."):
     chat = {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]}
     prompt = render_for_completion(tokenizer, chat, config.model.sequence_len)
