@@ -141,8 +141,9 @@ def _take(folder: Path, config: RunConfig) -> None:
             )
         saved, path = presets.to_dict(config), folder / "config.json"
         if path.exists():
-            check_same(folder, read_json(path), saved)
-        else:
+            before = read_json(path)
+            check_same(folder, before, saved)
+        if not path.exists() or before != saved:  # `ops` may change from start to start
             atomic_write_json(path, saved)
     except BaseException:
         Run(folder, config).close()
@@ -178,7 +179,8 @@ def check_same(folder: Path, saved: dict, wanted: dict) -> None:
         return leaves
 
     old, new = flat(saved), flat(wanted)
-    differing = [n for n in sorted(old.keys() | new.keys()) if n != "about" and old.get(n) != new.get(n)]
+    free = lambda name: name == "about" or name.startswith("ops.")  # noqa: E731
+    differing = [n for n in sorted(old.keys() | new.keys()) if not free(n) and old.get(n) != new.get(n)]
     if differing:
         named = ", ".join(f"{n} {old.get(n)!r} (asked for {new.get(n)!r})" for n in differing[:3])
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""

@@ -14,6 +14,7 @@ from nanochat_lib.run_config import (
     DataConfig,
     EvalConfig,
     ModelConfig,
+    OpsConfig,
     OptimConfig,
     PretrainConfig,
     RLConfig,
@@ -25,9 +26,9 @@ from nanochat_lib.run_config import (
 from nanochat_lib.settings import FIXED, flatten, nearest, override, validate
 
 __all__ = [
-    "CPU", "CPU_OPTIM", "FIXED", "PRESETS", "ComputeConfig", "DataConfig", "EvalConfig", "ModelConfig", "OptimConfig",
-    "PretrainConfig", "RLConfig", "RunConfig", "SFTConfig", "Target", "TokenizerConfig", "flatten", "from_dict",
-    "nearest", "override", "preset", "to_dict", "validate",
+    "CPU", "CPU_OPTIM", "FIXED", "PRESETS", "ComputeConfig", "DataConfig", "EvalConfig", "ModelConfig", "OpsConfig",
+    "OptimConfig", "PretrainConfig", "RLConfig", "RunConfig", "SFTConfig", "Target", "TokenizerConfig", "flatten",
+    "from_dict", "nearest", "override", "preset", "to_dict", "validate",
 ]  # fmt: skip
 
 

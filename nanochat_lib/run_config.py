@@ -15,6 +15,8 @@ ATTENTION = ("auto", "reference", "xla", "pallas", "splash", "cudnn")
 MASTERS = ("float32", "bfloat16")
 REMAT = ("auto", "none", "blocks")
 SCHEDULES = ("nanochat", "trapezoid", "cosine")
+ON_STALL = ("report", "stop")
+ON_FINISH = ("stay", "shutdown")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class PretrainConfig:
     eval_tokens: int = 80 * 524288
     sample_every: int = 2000
     save_every: int = 1000
-    keep: int = 2  # checkpoints kept, the final one included
+    keep: int = 2  # newest checkpoints kept, the final one included
+    keep_every: int = -1  # checkpoints whose step is a multiple of this are kept for good
     log_every: int = 10
 
 
@@ -116,6 +119,7 @@ class SFTConfig:
     eval_tokens: int = 40 * 524288
     save_every: int = 1000
     keep: int = 2
+    keep_every: int = -1
     log_every: int = 10
 
 
@@ -139,6 +143,7 @@ class RLConfig:
     eval_samples: int = 8
     save_every: int = 60
     keep: int = 2
+    keep_every: int = -1
     log_every: int = 1
 
 
@@ -149,6 +154,20 @@ class EvalConfig:
     chat_max_new_tokens: int = 512
     batch_rows: int = 32
     bigram: bool = True  # also measure the byte-bigram model, the yardstick of the CPU presets
+
+
+@dataclass(frozen=True)
+class OpsConfig:
+    """How a run is kept, watched and paid for. Nothing here changes what is computed, so a restart may change it."""
+
+    durable: str = ""  # folder or URL (gs://…, s3://…) that outlives the machine: checkpoints and the run's small files
+    ephemeral_ok: bool = False  # an accelerator's run without `durable`: yes, it may be lost with the machine
+    stall_factor: float = 30.0  # no step for this many times the median step counts as a stall,
+    stall_seconds: float = 600.0  # but never sooner than this
+    on_stall: str = "report"  # report: dump the stacks and mark the run; stop: end the process as well, to be restarted
+    on_finish: str = "stay"  # shutdown: the machine is switched off when the run is done or has failed
+    usd_per_hour: float = -1.0  # what the whole machine costs; -1: by the table of chips
+    spot: bool = False  # the machine is rented at the price of one that may be taken away
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,7 @@ class RunConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
+    ops: OpsConfig = field(default_factory=OpsConfig)
 
     def gpt_config(self, vocab_size: int | None = None, depth: int | None = None) -> GPTConfig:
         """The model's shape; `vocab_size` is the tokenizer's real one when it is known."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import DTYPES
-from nanochat_lib.run_config import ATTENTION, MASTERS, REMAT, SCHEDULES, RunConfig
+from nanochat_lib.run_config import ATTENTION, MASTERS, ON_FINISH, ON_STALL, REMAT, SCHEDULES, RunConfig
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -79,9 +79,13 @@ def _replace(node: object, path: list[str], value: object) -> object:
 POSITIVE = {
     "depth", "aspect_ratio", "head_dim", "kv_groups", "sequence_len", "max_chars", "doc_cap", "epochs", "buffer_docs",
     "world_chars", "passage_chars", "ratio", "eval_tokens", "keep", "log_every", "questions_per_step", "samples",
-    "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows",
+    "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows", "stall_factor",
+    "stall_seconds",
 }  # fmt: skip
-OPEN_OR_POSITIVE = {"steps", "batch_tokens", "device_rows", "n_embd", "conversations", "vocab_size", "loss_chunks"}
+OPEN_OR_POSITIVE = {
+    "steps", "batch_tokens", "device_rows", "n_embd", "conversations", "vocab_size", "loss_chunks", "keep_every",
+}  # fmt: skip
+OPEN = {"usd_per_hour"}  # fractions that may be left open
 SHARES = {"warmup_ratio", "warmdown_ratio", "final_lr_frac"}  # at most 1
 CHOICES = {
     "compute.dtype": DTYPES,
@@ -89,6 +93,8 @@ CHOICES = {
     "compute.masters": MASTERS,
     "compute.remat": REMAT,
     "pretrain.optim.schedule": SCHEDULES,
+    "ops.on_stall": ON_STALL,
+    "ops.on_finish": ON_FINISH,
 }
 MAX_DEPTH = 1000
 MAX_DOC_CAP = 500_000  # characters: longer runs of blanks crash the tokenizer's trainer
@@ -111,8 +117,8 @@ def check_ranges(config: RunConfig) -> None:
                 raise UserError(f"{name} is {value}, must be above 0")
         elif value == 0 and last in OPEN_OR_POSITIVE:
             raise UserError(f"{name} is 0, must be above 0, or -1 (left open)")
-        elif value < 0 and not (value == -1 and isinstance(value, int)):
-            open_too = " or -1 (left open)" if isinstance(value, int) else ""
+        elif value < 0 and not (value == -1 and (isinstance(value, int) or last in OPEN)):
+            open_too = " or -1 (left open)" if isinstance(value, int) or last in OPEN else ""
             raise UserError(f"{name} is {value}, must be at least 0{open_too}")
     if not 0 <= config.seed < 2**31:
         raise UserError(f"seed is {config.seed}, must be from 0 to {2**31 - 1}")

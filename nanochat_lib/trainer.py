@@ -70,6 +70,7 @@ class Stage:
     eval_every: int = -1
     save_every: int = -1
     keep: int = 2
+    keep_every: int = -1
     log_every: int = 10
     flops_per_token: int = 0
     bytes_per_token: float = 0.0  # turns the training loss into bits per byte for the progress line
@@ -80,7 +81,8 @@ class Stage:
         **parts: Any,
     ) -> Stage:  # fmt: skip
         """A stage with the cadence of its settings, for a model and a tokenizer that every checkpoint names."""
-        cadence = {name: getattr(settings, name) for name in ("eval_every", "save_every", "keep", "log_every")}
+        names = ("eval_every", "save_every", "keep", "keep_every", "log_every")
+        cadence = {name: getattr(settings, name) for name in names}
         meta = {"model": model.to_dict(), "tokenizer": tokenizer.fingerprint} | meta
         return cls(meta=meta, flops_per_token=flops_per_token(model), **cadence, **parts)
 
