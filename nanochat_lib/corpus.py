@@ -1,4 +1,4 @@
-"""Where documents come from: the embedded primer, or the user's own files, with a fixed training/validation split.
+"""Where documents come from: the embedded primer, the user's own files, or shards; with a fixed split for validation.
 
 Documents that cannot be trained on (empty, null, broken) are skipped, counted and named in `corpus.report`.
 """
@@ -8,70 +8,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from nanochat_lib.corpus_base import Corpus, Report
 from nanochat_lib.corpus_files import READERS
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import DataConfig
 from nanochat_lib.primer.names import fraction
 from nanochat_lib.primer.streams import primer_streams
 from nanochat_lib.primer.world import World
+from nanochat_lib.shards import KNOWN, ShardCorpus
 
 HELD_OUT = 0.05  # share of a user's documents that becomes validation
-NAMED = 100  # skipped documents that are named; more are only counted
 KINDS = tuple(READERS)
-CLIMBMIX_VAL = "shard_06542.parquet"  # nanochat's validation shard, whatever else was downloaded
 OWN_DATA = "use your own text with --corpus PATH (data.corpus), or a preset that needs no download (cpu, cpu-smoke)"
-
-
-@dataclass
-class Report:
-    """What was found. `broken` holds (where, reason) of the first skipped documents; `skipped` counts them all."""
-
-    documents: int = 0
-    characters: int = 0
-    empty: int = 0
-    skipped: int = 0  # empty ones included
-    broken: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def skip(self, where: str, reason: str) -> None:
-        self.empty += reason == "empty"
-        self.skipped += 1
-        if len(self.broken) < NAMED:
-            self.broken.append((where, reason))
-
-
-class Corpus:
-    """Documents of a name and a fingerprint, in a fixed order, split into "train" and "val".
-
-    "tokenizer" names the documents that the tokenizer learns from: those of "train". The primer's "val" is real text
-    only; it has two more streams: "train-real", the real part of "train", and "val-world", a second draw of the world.
-    """
-
-    name: str
-    fingerprint: str  # sha256 over all documents in order, hex
-    report: Report
-
-    def num_documents(self, split: str) -> int:
-        """Documents of one epoch."""
-        raise NotImplementedError
-
-    def documents(self, split: str, start: int = 0) -> Iterator[str]:
-        """One epoch of documents from index `start` on."""
-        raise NotImplementedError
-
-    def splits(self) -> tuple[str, ...]:
-        """The streams that `documents` knows."""
-        return ("train", "val", "tokenizer")
-
-    def _known(self, split: str) -> str:
-        if split not in self.splits():
-            raise UserError(f"unknown split {split!r} of the corpus; known: {', '.join(self.splits())}")
-        return split
 
 
 def _digest(texts: Iterable[str]) -> str:
@@ -105,6 +57,9 @@ class PrimerCorpus(Corpus):
     def documents(self, split: str, start: int = 0) -> Iterator[str]:
         return iter(self.streams[self._known(split)][start:])
 
+    def place(self, split: str, index: int) -> str:
+        return self.name
+
 
 def is_unicode(text: str) -> bool:
     """False for half a surrogate pair, which no encoding can write."""
@@ -123,17 +78,13 @@ def held_out(text: str, share: float = HELD_OUT) -> bool:
 class FileCorpus(Corpus):
     """Documents of .txt, .jsonl and .parquet files, in name order. Read once at the start to count and check.
 
-    Validation: of several parquet files the last by name (or `val_name`), else about one document in twenty, chosen by
-    its content, so that it does not depend on order and equal documents stand on the same side.
+    Validation: of several parquet files the last by name, else about one document in twenty, chosen by its content,
+    so that it does not depend on order and equal documents stand on the same side.
     """
 
-    def __init__(self, path: Path, files: list[Path], val_name: str | None = None) -> None:
+    def __init__(self, path: Path, files: list[Path]) -> None:
         self.name, self.path, self.files = str(path), path, files
-        parquet = [file for file in files if file.suffix.lower() == ".parquet"]
-        whole = val_name or (files[-1].name if len(parquet) == len(files) > 1 else None)
-        self.val_file = next((file for file in reversed(files) if file.name == whole), None)
-        if whole and self.val_file is None:
-            raise UserError(f"the validation shard {whole} is missing in {path}; fetch it, it pins the validation loss")
+        self.val_file = files[-1] if _only_shards(files) else None
         self.report = Report()
         self.always = self.never = ""  # documents that the content rule alone would put on the wrong side
         self._scan()
@@ -210,25 +161,43 @@ class FileCorpus(Corpus):
                         yield text
                     start = max(0, start - 1)
 
+    def place(self, split: str, index: int) -> str:
+        wanted = self._known(split) == "val"
+        for path in self.files:
+            if index < self.counts[path][wanted]:
+                break
+            index -= self.counts[path][wanted]
+        return path.stem
 
-def _climbmix() -> FileCorpus:
+
+def _only_shards(files: list[Path]) -> bool:
+    return len(files) > 1 and all(file.suffix.lower() == ".parquet" for file in files)
+
+
+def _downloaded(name: str) -> ShardCorpus:
+    """The shards of a published set that `nanochat data get` fetched."""
     base = Path(os.environ.get("NANOCHAT_BASE_DIR") or Path.home() / ".cache" / "nanochat")
-    folder = base / "base_data_climbmix"
-    files = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
-    if not files:
-        raise UserError(f"no climbmix shards (*.parquet) in {folder}; {OWN_DATA}")
-    return FileCorpus(folder, files, CLIMBMIX_VAL)
+    folder = base / KNOWN[name].folder
+    if not any(folder.glob("*.parquet")):
+        raise UserError(
+            f"no {name} shards (*.parquet) in {folder}; run `nanochat data get {name} --shards 8`, or {OWN_DATA}"
+        )
+    return ShardCorpus(folder, KNOWN[name])
 
 
 def open_corpus(data: DataConfig, seed: int) -> Corpus:
-    """The corpus named by `data.corpus`: "primer" (with the world of `seed`), "climbmix" (local shards), or a path.
+    """The corpus of `data.corpus`: "primer" (with the world of `seed`), "climbmix", "fineweb-edu", a path, or a URL.
+
+    A folder of several parquet files and nothing else, and every URL, is a corpus of shards.
 
     Raises UserError for a missing path, an unknown kind of file, a file that cannot be read, or an empty corpus.
     """
     if data.corpus == "primer":
         return PrimerCorpus(data, seed)
-    if data.corpus == "climbmix":
-        return _climbmix()
+    if data.corpus in KNOWN:
+        return _downloaded(data.corpus)
+    if "://" in data.corpus:
+        return ShardCorpus(data.corpus)
     path = Path(data.corpus).expanduser()
     if not path.exists():
         raise UserError(f"no corpus at {path}: no such file or folder; {OWN_DATA}")
@@ -236,6 +205,8 @@ def open_corpus(data: DataConfig, seed: int) -> Corpus:
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
         if not files:
             raise UserError(f"the folder {path} holds no {', '.join(KINDS)} files; {OWN_DATA}")
+        if _only_shards(files):
+            return ShardCorpus(path)
     elif path.suffix.lower() in KINDS:
         files = [path]
     else:

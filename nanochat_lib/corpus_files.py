@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from nanochat_lib.errors import UserError
+from nanochat_lib.parquet import check_text_column, damaged
 
 Document = tuple[str, str | None, str]
 
@@ -63,23 +63,14 @@ def _read_parquet(path: Path) -> Iterator[Document]:
 
     try:
         with pq.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if "text" not in names:
-                raise UserError(f"{path} has no column 'text' (columns: {', '.join(names)}); rename the text column")
-            kind = file.schema_arrow.field("text").type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise UserError(f"column 'text' of {path} has type {kind}, needs string; cast it")
+            check_text_column(file.schema_arrow, path)
             row = 0
             for group in range(file.num_row_groups):
                 for text in file.read_row_group(group, columns=["text"]).column("text").to_pylist():
                     row += 1
                     yield f"row {row}", text, "" if text is not None else "null"
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{path} ({path.stat().st_size:,} bytes) cannot be read as parquet: {reason}; "
-            "it is probably cut short: delete it and fetch it again"
-        ) from None
+        raise damaged(path, path.stat().st_size, error) from None
 
 
 READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

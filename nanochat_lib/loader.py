@@ -8,8 +8,7 @@ after it, whatever the thread has read ahead since.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import numpy as np
 from nanochat_lib.errors import UserError
 from nanochat_lib.packing import FETCH_DOCS, BestFitPacker, decode_documents, encode_documents
 from nanochat_lib.prefetch import Prefetcher
+from nanochat_lib.shares import EveryRowGroup, deal_groups, open_share
 from nanochat_lib.streams import Batch, ConversationRows, Cursor, DocumentRows
 from nanochat_lib.supply import ChatReport, chat_report, check_enough
 
@@ -46,6 +46,10 @@ class _Loader(Prefetcher):
 
     last: Batch | None = None
 
+    def __init__(self, batches: Generator[Batch, None, None], prefetch: int, state: dict | None) -> None:
+        super().__init__(batches, prefetch)
+        self.begun_with = state or {}
+
     def __next__(self) -> Batch:
         self.last = super().__next__()
         return self.last
@@ -60,14 +64,19 @@ class _Loader(Prefetcher):
         """Epoch of the newest batch handed out, from 1."""
         return self.last.epoch if self.last else 1
 
+    @property
+    def dropped(self) -> int:
+        """Documents that this process has left out as having no text, up to the newest batch handed out."""
+        return self.last.after["dropped"] if self.last else self.begun_with.get("dropped", 0)
+
 
 class PretrainLoader(_Loader):
     """Batches of (B, T) inputs and targets from the documents of a split, without end or for `epochs` readings.
 
-    Every row starts with BOS and is full. Documents without text are left out. With `state` (of a batch of an earlier
-    loader with the same settings) the stream goes on token for token after that batch. Raises UserError for an empty
-    split, more processes than documents, a state of other settings, and when `epochs` readings are used up.
-    Algorithm: nanochat's BOS-aligned best fit.
+    Every row starts with BOS and is full. Documents without text are left out and counted. With `state` (of a batch of
+    an earlier loader with the same settings) the stream goes on token for token after that batch. Raises UserError for
+    an empty split, more processes than documents (or than row groups, of shards), a state of other settings, and when
+    `epochs` readings are used up. Algorithm: nanochat's BOS-aligned best fit.
     """
 
     def __init__(
@@ -86,18 +95,16 @@ class PretrainLoader(_Loader):
         fetch_docs: int = FETCH_DOCS,
         state: dict | None = None,
     ) -> None:
-        size = corpus.num_documents(split)
-        limit = None if epochs is None else math.ceil(epochs * size)
+        share = open_share(corpus, split, rank, world, epochs)
         rows = DocumentRows(
-            corpus,
             tokenizer,
             split,
             fetch_docs,
+            share,
             packer=BestFitPacker(sequence_len + 1, buffer_docs),
-            cursor=Cursor(size, rank, world, limit, f"the {split} split (documents)"),
             batch_rows=batch_rows,
             setup={
-                "kind": "documents",
+                "kind": share.kind,
                 "corpus": corpus.fingerprint,
                 "split": split,
                 "tokenizer": tokenizer.fingerprint,
@@ -106,7 +113,7 @@ class PretrainLoader(_Loader):
             },
             state=state,
         )
-        super().__init__(rows.batches(), prefetch)
+        super().__init__(rows.batches(), prefetch, state)
 
 
 class ChatLoader(_Loader):
@@ -136,7 +143,7 @@ class ChatLoader(_Loader):
             mixture,
             tokenizer,
             packer=BestFitPacker(sequence_len + 1, buffer_conversations, crop=False, pad_id=tokenizer.bos_id),
-            cursor=Cursor(size, rank, world, size if one_pass else None, "the mixture (conversations)"),
+            share=Cursor(size, rank, world, size if one_pass else None, "the mixture (conversations)"),
             batch_rows=batch_rows,
             setup={
                 "kind": "conversations",
@@ -148,7 +155,7 @@ class ChatLoader(_Loader):
             state=state,
         )
         self._whole = (mixture, tokenizer, sequence_len)
-        super().__init__(rows.batches(), prefetch)
+        super().__init__(rows.batches(), prefetch, state)
 
     @cached_property
     def report(self) -> ChatReport:
@@ -204,7 +211,8 @@ def share_states(states: Sequence[dict], rank: int, world: int) -> tuple[dict, i
 
     With the same number of processes the stream goes on exactly. With another number, what was read but not yet placed
     is dealt out anew, and reading goes on after the furthest item that any process had read: the items before it that
-    slower processes had not reached are left out of this epoch, and counted. Nothing is read twice.
+    slower processes had not reached are left out of this epoch, and counted. Nothing is read twice. Row groups of
+    shards are kept track of one by one, so of them nothing is left out either.
     """
     if len(states) == world or not states[0]:  # a stage without a stream saves nothing
         return states[min(rank, len(states) - 1)], 0
@@ -214,4 +222,6 @@ def share_states(states: Sequence[dict], rank: int, world: int) -> tuple[dict, i
     total = {name: sum(state[name] for state in states) // world for name in ("batches", "dropped", "truncated")}
     buffer = encode_documents(waiting[rank::world])
     place = {"rank": rank, "world": world, "position": positions[rank], "buffer": buffer}
+    if states[0]["kind"] == EveryRowGroup.kind:
+        place, skipped = place | deal_groups(states, positions, rank), 0
     return states[0] | total | place, skipped

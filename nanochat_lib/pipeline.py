@@ -24,7 +24,7 @@ from nanochat_lib.storage import atomic_write_json, free_bytes, read_json
 
 STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
 CHAT_STAGES = {"base": "base", "sft": "sft", "rl": "rl"}  # model -> folder of its checkpoints
-NAMED_CORPORA = ("primer", "climbmix")  # everything else is a path
+NAMED_CORPORA = ("primer", "climbmix", "fineweb-edu")  # everything else is a path or a URL
 FORMAT = 1  # of the stage records; a new number makes old ones stale
 MIN_FREE_BYTES = 300 * 2**20
 VAL_SAMPLE = 2000  # validation documents that are tokenised to measure bytes a token
@@ -89,7 +89,7 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
     Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
     written, or when its disk is nearly full.
     """
-    if config.data.corpus not in NAMED_CORPORA:  # the notebook's kernel runs in another folder
+    if config.data.corpus not in NAMED_CORPORA and "://" not in config.data.corpus:  # the kernel runs elsewhere
         path = Path(config.data.corpus).expanduser().absolute()
         config = replace(config, data=replace(config.data, corpus=str(path)))
     check_runnable(config, accelerator)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from nanochat_lib.errors import UserError
 from nanochat_lib.packing import BestFitPacker, Document, encode_documents
 
 if TYPE_CHECKING:
-    from nanochat_lib.corpus import Corpus
     from nanochat_lib.tokenizer import Tokenizer
 
 
@@ -30,6 +28,7 @@ class Batch:
     progress: float  # share of the allowed readings (chat without end: of the first pass) consumed by all processes
     after: dict  # the state without its buffer
     buffered: list[Document]  # the packer's buffer
+    shard: str = ""  # file and row group of the newest document read, short
 
     @cached_property
     def state(self) -> dict:
@@ -50,6 +49,8 @@ class Cursor:
     limit: int | None  # items that all processes together may read, None = no limit
     what: str  # for messages
     position: int = -1
+
+    shard = ""  # where the newest item came from, for streams that know
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world:
@@ -73,86 +74,101 @@ class Cursor:
         return (self.position - self.rank) // self.world
 
     @property
+    def goal(self) -> int:
+        """Items that all processes together are to read, one epoch when there is no limit."""
+        return self.limit or self.size
+
+    @property
     def epoch(self) -> int:
         return max(self.position - self.world, 0) // self.size + 1
 
+    def place(self) -> dict:
+        """Plain data from which `restore` goes on."""
+        return {"position": self.position}
+
+    def restore(self, state: dict) -> None:
+        self.position = state["position"]
+
+
+class Share(Protocol):
+    """One process's share of what is read: a Cursor, or one of `shares`."""
+
+    rank: int
+    world: int
+    size: int  # items of one epoch
+    read: int  # documents that this process has read
+    goal: int  # documents that all processes together are to read
+    epoch: int
+    shard: str
+
+    def place(self) -> dict: ...
+
+    def restore(self, state: dict) -> None: ...
+
+
+class DocumentShare(Share, Protocol):
+    documents: int  # in one epoch, over all processes
+
+    def fetch(self, most: int) -> tuple[int, list[str]]:
+        """(documents read, at most `most`; the texts of those that have one); (0, []) at the end."""
+
+    def close(self) -> None: ...
+
 
 class Rows:
-    """What both loaders share: a packer, a cursor, and batches made from them."""
+    """What both loaders share: a packer, a share of the items, and batches made from them."""
 
-    def __init__(self, packer: BestFitPacker, cursor: Cursor, batch_rows: int, setup: dict, state: dict | None) -> None:
+    def __init__(self, packer: BestFitPacker, share: Share, batch_rows: int, setup: dict, state: dict | None) -> None:
         if batch_rows < 1:
             raise UserError(f"a batch needs at least 1 row, got {batch_rows}")
-        self.packer, self.cursor, self.batch_rows, self.setup = packer, cursor, batch_rows, setup
+        self.packer, self.share, self.batch_rows = packer, share, batch_rows
+        self.setup = setup | {"rank": share.rank, "world": share.world, "size": share.size}
         self.counts = {"batches": 0, "dropped": 0, "truncated": 0}
         if state is not None:
             self._restore(state)
 
     def _restore(self, state: dict) -> None:
-        wanted = self.setup | {"rank": self.cursor.rank, "world": self.cursor.world, "size": self.cursor.size}
-        for name, value in wanted.items():
+        for name, value in self.setup.items():
             if state.get(name) != value:
                 raise UserError(
                     f"the saved stream has {name} {state.get(name)!r}, this run has {value!r}; "
                     "continue with the same settings or start a new run"
                 )
         self.packer.load_state(state["buffer"])
-        self.cursor.position = state["position"]
+        self.share.restore(state)
         self.counts = {name: state[name] for name in self.counts}
 
     def batch(self, inputs: np.ndarray, targets: np.ndarray) -> Batch:
         self.counts["batches"] += 1
-        cursor = self.cursor
-        consumed = cursor.read - len(self.packer)
-        progress = min(consumed * cursor.world / (cursor.limit or cursor.size), 1.0)
-        after = self.setup | {"rank": cursor.rank, "world": cursor.world, "size": cursor.size}
-        after |= {"position": cursor.position, "consumed": consumed, "epoch": cursor.epoch} | self.counts
-        return Batch(inputs, targets, cursor.epoch, consumed, progress, after, self.packer.snapshot())
+        share = self.share
+        consumed = share.read - len(self.packer)
+        progress = min(consumed * share.world / share.goal, 1.0)
+        after = self.setup | share.place() | {"consumed": consumed, "epoch": share.epoch} | self.counts
+        return Batch(inputs, targets, share.epoch, consumed, progress, after, self.packer.snapshot(), share.shard)
 
 
 class DocumentRows(Rows):
     """Pretraining rows: documents with BOS in front, cut where a row ends, every position trained."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, split: str, fetch_docs: int, **rows: object) -> None:
-        super().__init__(**rows)
-        self.corpus, self.tokenizer, self.split, self.fetch_docs = corpus, tokenizer, split, fetch_docs
-        self.texts: Iterator[str] | None = None
-        self.ahead = 0  # position of the next item of `texts`
+    def __init__(self, tokenizer: Tokenizer, split: str, fetch_docs: int, share: DocumentShare, **rows: object) -> None:
+        super().__init__(share=share, **rows)
+        self.share: DocumentShare = share
+        self.tokenizer, self.split, self.fetch_docs = tokenizer, split, fetch_docs
         self.barren = 0  # documents without text since the last one with text
 
-    def fetch(self) -> list[str]:
-        """The next texts of this process; fewer than `fetch_docs` only at the end."""
-        cursor, chunk = self.cursor, []
-        while len(chunk) < self.fetch_docs and not cursor.done:
-            epoch, index = divmod(cursor.position, cursor.size)
-            if self.texts is None or self.ahead // cursor.size != epoch:
-                self.close()
-                self.texts, self.ahead = iter(self.corpus.documents(self.split, index)), cursor.position
-            text = next(islice(self.texts, cursor.position - self.ahead, None), None)
-            if text is None:
-                raise UserError(
-                    f"the {self.split} split ended before document {index:,} of {cursor.size:,}: "
-                    "the corpus changed while it was read; start again"
-                )
-            chunk.append(text)
-            self.ahead = cursor.position + 1
-            if self.ahead % cursor.size == 0:  # the epoch's last document
-                self.close()
-            cursor.position += cursor.world
-        return chunk
-
     def refill(self) -> bool:
-        while texts := self.fetch():
+        while (fetched := self.share.fetch(self.fetch_docs))[0]:
+            count, texts = fetched
             rows = self.tokenizer.encode(texts, prepend=self.tokenizer.bos_id)
             rows = [ids for ids in rows if len(ids) > 1]  # a document without text would put two BOS side by side
-            self.counts["dropped"] += len(texts) - len(rows)
-            self.barren = 0 if rows else self.barren + len(texts)
+            self.counts["dropped"] += count - len(rows)
+            self.barren = 0 if rows else self.barren + count
             for ids in rows:
                 self.packer.add(ids)
             if rows:
                 return True
-            if self.barren >= self.cursor.size:
-                raise UserError(f"the {self.split} split has no text: all {self.cursor.size:,} documents are empty")
+            if self.barren >= self.share.documents:
+                raise UserError(f"the {self.split} split has no text: all {self.share.documents:,} documents are empty")
         return False
 
     def batches(self) -> Iterator[Batch]:
@@ -160,19 +176,15 @@ class DocumentRows(Rows):
             while True:
                 rows = np.empty((self.batch_rows, self.packer.capacity), np.int32)
                 if any(self.packer.fill_row(row, None, self.refill) < len(row) for row in rows):
+                    share = self.share
                     raise UserError(
                         f"the {self.split} documents ran out after {self.counts['batches']:,} batches: "
-                        f"{self.cursor.size:,} documents read {self.cursor.limit / self.cursor.size:g} times "
+                        f"{share.documents:,} documents read {share.goal / share.documents:g} times "
                         "(data.epochs) are used up; raise data.epochs, add documents, or train fewer steps"
                     )
                 yield self.batch(rows[:, :-1].copy(), rows[:, 1:].copy())
         finally:
-            self.close()
-
-    def close(self) -> None:
-        texts, self.texts = self.texts, None
-        if hasattr(texts, "close"):
-            texts.close()  # a generator may hold a file open
+            self.share.close()
 
 
 class ConversationRows(Rows):
@@ -184,10 +196,10 @@ class ConversationRows(Rows):
         self.barren = 0
 
     def refill(self) -> bool:
-        while not self.cursor.done:
-            conversation = self.mixture[self.cursor.position % self.cursor.size]
+        while not self.share.done:
+            conversation = self.mixture[self.share.position % self.share.size]
             rendered = render_conversation(self.tokenizer, conversation, max_tokens=self.packer.capacity)
-            self.cursor.position += self.cursor.world
+            self.share.position += self.share.world
             self.counts["truncated"] += rendered.truncated
             if rendered.supervised:
                 self.barren = 0
@@ -195,11 +207,11 @@ class ConversationRows(Rows):
                 return True
             self.counts["dropped"] += 1
             self.barren += 1
-            if self.barren >= self.cursor.size:
+            if self.barren >= self.share.size:
                 break
-        if self.cursor.read == self.counts["dropped"] or self.barren >= self.cursor.size:
+        if self.share.read == self.counts["dropped"] or self.barren >= self.share.size:
             raise UserError(
-                f"none of {self.cursor.size:,} conversations has an assistant token within {self.packer.capacity:,} "
+                f"none of {self.share.size:,} conversations has an assistant token within {self.packer.capacity:,} "
                 "tokens: nothing would be trained; use longer rows (model.sequence_len) or other conversations"
             )
         return False

@@ -14,8 +14,8 @@ ORDER = """
     errors progress launch allocator rendezvous runtime distributed hardware sizing run_config settings presets
     schedules doctor storage
     tokenizer_input bpe tokenizer compression conversation
-    primer corpus_files corpus
-    packing prefetch supply streams loader
+    prefetch parquet corpus_base primer corpus_files shards corpus
+    packing streams shares supply loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
     checkpoint metrics trainer
