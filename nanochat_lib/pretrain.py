@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from nanochat_lib.presets import RunConfig
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
+from nanochat_lib.tokenizer_input import MAX_DOC_CAP, capped
 from nanochat_lib.train_step import TrainState, init_train_state, make_eval_step, make_train_step
 from nanochat_lib.trainer import Stage, StepBatch, on_devices, open_mesh, to_step, train
 
@@ -35,6 +36,7 @@ SAMPLE_PROMPTS = (
     "If 5*x + 3 = 13, then x is",
 )
 SAMPLE_TOKENS = 16
+BIGRAM_CHARS = 50_000_000  # of a corpus that is read for the byte-bigram yardstick
 
 
 def bpb_splits(corpus: Corpus) -> dict[str, str]:
@@ -72,9 +74,21 @@ def step_batches(stream: loader.PretrainLoader, micro_batches: int) -> Iterator[
             if checked < 10:  # equal micro-batches mean a loader that hands out one buffer again and again
                 loader.distinct_microbatches([batch.inputs for batch in group])
                 checked += 1
-            yield to_step(group)
+            step = to_step(group)
+            yield replace(
+                step, log={"shard": group[-1].shard} | ({"skipped": stream.dropped} if stream.dropped else {})
+            )
     finally:
         stream.close()
+
+
+def left_out(stream: loader.PretrainLoader, corpus: Corpus) -> int:
+    """Documents that were read and had no text, over all processes, which call this together; says so if any."""
+    count = int(distributed.gather(np.array([stream.dropped])).sum())
+    if count:
+        first = f"; first: {', '.join(corpus.report.broken[0])}" if corpus.report.broken else ""
+        distributed.say(f"pretrain: {count:,} documents were left out, they are empty, null or broken{first}")
+    return count
 
 
 def samples(engine: Engine, tokenizer: Tokenizer, prompts: tuple[str, ...]) -> list[dict]:
@@ -119,6 +133,7 @@ def pretrain(
         data.epochs,
         sequence_len=length,
         buffer_docs=data.buffer_docs,
+        world=distributed.count(),
     )
 
     rates = schedules.transferred(stage.optim, plan)
@@ -141,11 +156,14 @@ def pretrain(
             for name, batches in held_out.items()
         }
 
+    streams: list[loader.PretrainLoader] = []
+
     def batches(loader_state: dict | None, _state: Callable[[], TrainState]) -> Iterator[StepBatch]:
         stream = loader.PretrainLoader(
             corpus, tokenizer, "train", len(mine), length, data.buffer_docs, epochs=data.epochs, state=loader_state,
             rank=distributed.index(), world=distributed.count(),
         )  # fmt: skip
+        streams.append(stream)
         return step_batches(stream, parts)
 
     state = train(
@@ -160,6 +178,7 @@ def pretrain(
     )  # fmt: skip
     return first_and_last(metrics, "pretrain", list(held_out)) | {
         "steps": plan.steps,
+        "skipped": left_out(streams[-1], corpus),
         "params": count_params(model),
         "flops_per_token": flops_per_token(model),
         "model": model.to_dict(),
@@ -182,7 +201,8 @@ def attention_note(backend: str, model: GPTConfig) -> str:
 def bigram_yardstick(corpus: Corpus) -> float:
     """Bits per byte of a byte-bigram model on the validation text, fitted on training text of the same kind."""
     train = "train-real" if "train-real" in corpus.splits() else "train"
-    return byte_bigram_bpb(corpus.documents(train), corpus.documents("val"))
+    texts = (capped(corpus.documents(split), BIGRAM_CHARS, MAX_DOC_CAP) for split in (train, "val"))
+    return byte_bigram_bpb(*texts)
 
 
 def bytes_per_token(batches: list[tuple[np.ndarray, np.ndarray]], token_bytes: np.ndarray) -> float:

@@ -62,7 +62,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    corpus: str = "primer"  # "primer", or a path: .txt, .jsonl, .parquet, or a folder of these
+    corpus: str = "primer"  # climbmix, fineweb-edu, a path (.txt, .jsonl, .parquet, a folder), or a URL of shards
     epochs: float = 1.0  # how often the documents may be read; needing more is an error before step 0
     buffer_docs: int = 1000  # documents the packer chooses from
     real_share: float = 0.4  # primer: share of characters that is real text, the rest is the world

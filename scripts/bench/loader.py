@@ -1,0 +1,214 @@
+"""Tokens a second of the whole loader, parquet to rows, and of a plain implementation of nanochat's algorithm.
+
+Both read the same shards with the same tokenizer, and their rows are compared, so a ratio is only printed for equal
+work. "Per core" divides by CPU seconds of all threads, which other work on the machine does not change much; "wall"
+divides by the clock. The second table leaves byte-pair encoding out: a stand-in for the tokenizer hands out ids that
+were made before, what remains is reading, packing and copying. The third reads the same shards from a bucket.
+
+    python scripts/bench/loader.py --rows 512 --buffers 100 1000 10000
+    python scripts/bench/loader.py --shards ~/.cache/nanochat/base_data_climbmix --tokenizer runs/x/tokenizer
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.memory import MemoryFileSystem
+
+from nanochat_lib.corpus import open_corpus
+from nanochat_lib.loader import PretrainLoader
+from nanochat_lib.presets import DataConfig
+from nanochat_lib.shards import ShardCorpus
+from nanochat_lib.tokenizer import Tokenizer
+
+BATCH_ROWS = 8
+
+
+def plain_loader(
+    paths: list[Path], tokenizer: Tokenizer, length: int, buffer_size: int, rank: int = 0, world: int = 1
+) -> Iterator[np.ndarray]:
+    """Rows (T + 1,) as nanochat's algorithm is worded: documents encoded one by one, the buffer searched each time."""
+
+    def chunks() -> Iterator[list[str]]:
+        while True:
+            for path in paths:
+                file = pq.ParquetFile(path)
+                for group in range(rank, file.num_row_groups, world):
+                    texts = file.read_row_group(group, columns=["text"]).column("text").to_pylist()
+                    for start in range(0, len(texts), 128):
+                        yield texts[start : start + 128]
+
+    stream = chunks()
+    buffer: list[list[int]] = []
+    capacity = length + 1
+    while True:
+        row, position = np.empty(capacity, np.int32), 0
+        while position < capacity:
+            while len(buffer) < buffer_size:
+                buffer.extend(tokenizer.encode(text, prepend=tokenizer.bos_id) for text in next(stream))
+            room, best, longest = capacity - position, -1, 0
+            for i, document in enumerate(buffer):
+                if longest < len(document) <= room:
+                    best, longest = i, len(document)
+            if best < 0:
+                best = min(range(len(buffer)), key=lambda i: len(buffer[i]))
+            document = buffer.pop(best)[:room]
+            row[position : position + len(document)] = document
+            position += len(document)
+        yield row
+
+
+def our_loader(corpus: ShardCorpus, tokenizer: Tokenizer, length: int, buffer_size: int) -> Iterator[np.ndarray]:
+    """The same rows from the library."""
+    options = {"epochs": None, "prefetch": 0}
+    with PretrainLoader(corpus, tokenizer, "train", BATCH_ROWS, length, buffer_size, **options) as batches:
+        for batch in batches:
+            yield from np.concatenate([batch.inputs, batch.targets[:, -1:]], 1)
+
+
+class ReadyIds:
+    """In place of a tokenizer: the ids of texts that have been encoded before."""
+
+    fingerprint = "ready ids"
+
+    def __init__(self, tokenizer: Tokenizer, texts: list[str]) -> None:
+        self.bos_id = tokenizer.bos_id
+        self.rows = dict(zip(texts, tokenizer.encode(texts, prepend=self.bos_id), strict=True))
+
+    def encode(self, text: str | list[str], prepend: int) -> list:
+        return self.rows[text] if isinstance(text, str) else [self.rows[one] for one in text]
+
+
+class Bucket(MemoryFileSystem):
+    """Files in memory, of which every request takes `delay` seconds, as from an object store."""
+
+    protocol = "slow"
+    store: dict = {}
+    pseudo_dirs = [""]
+    delay = 0.0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(str(path).replace("slow://", "memory://", 1))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: object) -> bytes:
+        time.sleep(self.delay)
+        return super().cat_file(path, start, end, **options)
+
+
+def write_shards(folder: Path, documents: int, characters: float) -> None:
+    """Shards of 1,024 documents a row group: excerpts of the primer, their lengths log-normal as on the web."""
+    rng = np.random.default_rng(0)
+    whole = "\n\n".join(open_corpus(DataConfig(), 0).documents("train"))
+    shards = -(-documents // 2048) + 1
+    for shard in range(shards):
+        lengths = np.clip(rng.lognormal(np.log(characters), 0.9, 2048), 10, 200_000).astype(int)
+        starts = rng.integers(0, len(whole) - lengths)
+        texts = [whole[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        table = pa.table({"text": texts})
+        path = folder / f"shard_{shard:05d}.parquet"
+        options = {"compression": "zstd", "compression_level": 3, "use_dictionary": False, "write_statistics": False}
+        pq.write_table(table, path, row_group_size=1024, **options)
+
+
+def measured(rows: Iterator[np.ndarray], count: int) -> tuple[list[np.ndarray], float, float]:
+    """(rows, CPU seconds, seconds) of `count` rows after those of a first batch, which fills the buffer."""
+    for _ in range(BATCH_ROWS):
+        next(rows)
+    cpu, wall = time.process_time(), time.perf_counter()
+    made = [next(rows) for _ in range(count)]
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    rows.close()
+    return made, cpu, wall
+
+
+def compare(
+    paths: list[Path], corpus: ShardCorpus, tokenizer: Tokenizer | ReadyIds, options: argparse.Namespace
+) -> None:
+    """A line for each buffer size."""
+    tokens = options.rows * options.sequence_len
+    print(
+        f"{'buffer':>8} {'plain: per core':>17} {'wall':>13} {'ours: per core':>17} {'wall':>13} {'ratio per core':>15}"
+    )
+    for size in options.buffers:
+        plain, *slow = measured(plain_loader(paths, tokenizer, options.sequence_len, size), options.rows)
+        ours, *fast = measured(our_loader(corpus, tokenizer, options.sequence_len, size), options.rows)
+        if any((a != b).any() for a, b in zip(plain, ours, strict=True)):
+            raise SystemExit(f"buffer {size}: the two loaders disagree")
+        figures = [tokens / seconds for seconds in (*slow, *fast)]
+        print(
+            f"{size:>8,} {figures[0]:>11,.0f} tok/s {figures[1]:>7,.0f} tok/s "
+            f"{figures[2]:>11,.0f} tok/s {figures[3]:>7,.0f} tok/s {figures[2] / figures[0]:>14.2f}x"
+        )
+
+
+def from_buckets(folder: Path, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+    """Local shards, and the same shards in a bucket without and with latency."""
+    fsspec.register_implementation("slow", Bucket, clobber=True)
+    bucket = fsspec.filesystem("slow")
+    for path in folder.glob("*.parquet"):
+        bucket.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    tokens = options.rows * options.sequence_len
+    print(f"{'shards':>24} {'opened in':>10} {'first batch':>12} {'per core':>17} {'wall':>17}")
+    for name, url, delay in (
+        ("local", str(folder), 0.0),
+        ("bucket", "slow://bucket", 0.0),
+        (f"bucket, {options.latency:g} ms", "slow://bucket", options.latency / 1000),
+    ):
+        Bucket.delay = delay
+        clock = time.perf_counter()
+        corpus = ShardCorpus(url)
+        opened = time.perf_counter()
+        rows = our_loader(corpus, tokenizer, options.sequence_len, 1000)
+        next(rows)
+        first = time.perf_counter()
+        _, cpu, wall = measured(rows, options.rows)
+        print(
+            f"{name:>24} {opened - clock:>8.3f} s {first - opened:>10.2f} s "
+            f"{tokens / cpu:>11,.0f} tok/s {tokens / wall:>11,.0f} tok/s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=512, help="rows timed for each figure (default 512)")
+    parser.add_argument("--sequence-len", type=int, default=2048, help="T; a row holds T + 1 tokens (default 2048)")
+    parser.add_argument("--buffers", type=int, nargs="+", default=[100, 1000, 10000], help="documents in the buffer")
+    parser.add_argument("--documents", type=int, default=4096, help="documents that are written (default 4096)")
+    parser.add_argument("--characters", type=float, default=2400, help="their median length (default 2400)")
+    parser.add_argument("--latency", type=float, default=50, help="of a bucket's request, in ms (default 50)")
+    parser.add_argument("--shards", type=Path, help="a folder of shards to read, instead of writing some")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, instead of training one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.shards or Path(scratch)
+        if not options.shards:
+            write_shards(folder, options.documents, options.characters)
+        corpus = ShardCorpus(folder)
+        train: Callable[[], Tokenizer] = lambda: Tokenizer.train(  # noqa: E731
+            corpus.documents("train"), 8192, max_chars=5_000_000, strict=False
+        )
+        tokenizer = Tokenizer.load(options.tokenizer) if options.tokenizer else train()
+        paths = [folder / shard.name for shard in corpus.shards["train"]]
+        size = corpus.num_documents("train")
+        print(
+            f"{size:,} documents, {options.rows:,} rows of {options.sequence_len + 1:,} tokens, same rows on both sides"
+        )
+        print("\nthe whole loader")
+        compare(paths, corpus, tokenizer, options)
+        print("\nwithout byte-pair encoding: ids that were made before")
+        compare(paths, corpus, ReadyIds(tokenizer, list(corpus.documents("train"))), options)
+        print("\nlocal shards and a bucket, buffer 1,000")
+        from_buckets(folder, tokenizer, options)
+
+
+if __name__ == "__main__":
+    main()
