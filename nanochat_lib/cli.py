@@ -164,7 +164,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="start from this preset (`nanochat presets` lists them)")
     parser.add_argument("--run-dir", metavar="DIR", help="the run's folder (default: in runs/, named after the preset)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of data, weights and sampling")
-    parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet or folder")
+    parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet, folder, or URL of shards")
     _set_option(parser)
 
 
