@@ -23,8 +23,6 @@ from nanochat_lib.hub.local import content_problem
 from nanochat_lib.hub.patience import Damaged, patiently
 from nanochat_lib.storage import TEMPORARY, clear_disk_errors, sha256_file
 
-CHUNK = 1 << 20  # bytes that are written at once
-
 
 @dataclass(frozen=True)
 class Remote:
@@ -107,7 +105,7 @@ def _receive(remote: Remote, gained: Callable[[int], None], stop: Event) -> None
         with clear_disk_errors(remote.path):
             out = open(remote.part(), "ab", buffering=0)
         with out:
-            for chunk in response.iter_bytes(CHUNK):
+            for chunk in response.iter_bytes():  # as they come: what has arrived is kept, however this ends
                 if stop.is_set():
                     raise Stopped
                 with clear_disk_errors(remote.path):

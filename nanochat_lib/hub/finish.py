@@ -40,8 +40,8 @@ def finish(entry: DataSet, remotes: list[Remote], failed: Collection[str]) -> No
 def unpack(archive: Path, folder: Path) -> None:
     """Unpacks an evaluation bundle (a zip that was checked) into `folder`, whole or not at all, and removes the zip.
 
-    The zip may hold the bundle in a folder of its own, and other things beside it, which are left out. UserError when it
-    holds none, and the zip is removed then too.
+    The zip may hold the bundle in a folder of its own, and other things beside it, which are left out. UserError when
+    it holds none, and the zip is removed then too.
     """
     temporary = temporary_name(folder)
     with zipfile.ZipFile(archive) as opened:

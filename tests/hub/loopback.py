@@ -1,4 +1,4 @@
-"""A small server on 127.0.0.1 with the hub's routes, which can be told to misbehave; large files lie in a "bucket" of it."""
+"""A server on 127.0.0.1 with the hub's routes, which can be told to misbehave; large files lie in a "bucket"."""
 
 from __future__ import annotations
 
