@@ -54,19 +54,14 @@ class Stopped(Exception):
     """The whole download was stopped; the part stays as it is."""
 
 
-def fetch(
-    remote: Remote,
-    gained: Callable[[int], None],
-    say: Callable[[str], None] = lambda text: None,
-    stop: Event | None = None,
-) -> None:
-    """Brings `remote` to its place. `gained(n)`: n more bytes have come, or were thrown away (n < 0).
+def fetch(remote: Remote, gained: Callable[[int], None], say: Callable[[str], None], stop: Event) -> None:
+    """Brings `remote` to its place. `gained(n)`: n more bytes have come, or were thrown away (n < 0); `say`: of pauses.
 
-    Raises GaveUp when it will not come, UserError when the disk refuses, Stopped when `stop` was set.
+    Raises GaveUp when it will not come, UserError when the disk refuses, Stopped soon after `stop` was set.
     """
     with clear_disk_errors(remote.path):
         remote.path.parent.mkdir(parents=True, exist_ok=True)
-    patiently(lambda: _attempt(remote, gained, stop or Event()), say)
+    patiently(lambda: _attempt(remote, gained, stop), say)
 
 
 def _attempt(remote: Remote, gained: Callable[[int], None], stop: Event) -> None:

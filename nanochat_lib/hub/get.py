@@ -93,8 +93,6 @@ def _refuse_offline(entries: list[DataSet], shards: int) -> None:
 
 
 def _get(entries: list[DataSet], shards: int, workers: int) -> int:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     from nanochat_lib.hub.finish import finish
     from nanochat_lib.hub.patience import ABSENT, GaveUp
     from nanochat_lib.hub.pool import download, format_bytes
@@ -107,10 +105,8 @@ def _get(entries: list[DataSet], shards: int, workers: int) -> int:
         if not missing:
             continue
         try:
-            found[entry], absent = locate(entry, list(missing))
+            found[entry], absent = locate(entry, list(missing), lambda text, name=entry.name: say(f"{name}: {text}"))
             failed |= {f"{entry.name}/{part}": why for part, why in absent.items()}
-        except OfflineModeIsEnabled as error:
-            raise UserError(str(error)) from None
         except GaveUp as error:
             if isinstance(entry, OneFile) and entry.optional and error.status in ABSENT:
                 say(f"{entry.name}: cannot be fetched ({error}); it is optional, everything else works without it")
@@ -120,9 +116,8 @@ def _get(entries: list[DataSet], shards: int, workers: int) -> int:
     wanted = [remote for remotes in found.values() for remote in remotes if not _is_here(remote, known)]
     if wanted:
         size = sum(remote.size or 0 for remote in wanted)
-        with clear_disk_errors(data_home()):
-            check_room(data_home(), size - sum(remote.here() for remote in wanted))
-        say(f"fetching {len(wanted):,} files, {format_bytes(size)}, into {data_home()}")
+        check_room(data_home(), max(size - sum(remote.here() for remote in wanted), 0))
+        say(f"fetching {len(wanted):,} file{'s' * (len(wanted) > 1)}, {format_bytes(size)}, into {data_home()}")
         failed |= download(wanted, workers)
     for entry, remotes in found.items():
         finish(entry, remotes, failed.keys() & {remote.label for remote in remotes})

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 # HTTPError is the base class of the hub client's HTTP library, whichever that is: network errors, timeouts, cut bodies.
-from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
 T = TypeVar("T")
 TRIES = 5
@@ -64,7 +64,7 @@ def told_to_wait(headers: dict[str, str]) -> float | None:
     return None
 
 
-def patiently(action: Callable[[], T], say: Callable[[str], None] = lambda text: None) -> T:
+def patiently(action: Callable[[], T], say: Callable[[str], None]) -> T:
     """`action()`, up to TRIES times, with growing pauses or the one that the server asks for.
 
     `say` is told of a pause before it. Raises GaveUp; what is no trouble of the network (a full disk, offline mode, a
@@ -74,8 +74,6 @@ def patiently(action: Callable[[], T], say: Callable[[str], None] = lambda text:
         status, wait = 0, 2.0**attempt
         try:
             return action()
-        except OfflineModeIsEnabled:
-            raise
         except HfHubHTTPError as error:
             status, reason = error.response.status_code, words(error)
             if status not in AGAIN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from queue import Empty, SimpleQueue
@@ -25,11 +26,11 @@ def format_bytes(count: float) -> str:
 
 
 class ByteProgress(Progress):
-    """Progress in bytes: what is there, files, rate over the last seconds, time left, and what is being waited for."""
+    """Progress in bytes: what is there, files, rate over the last seconds, time left."""
 
     def __init__(self, total: int, files: int, start: int) -> None:
         super().__init__(total, "download", unit="B", start=start)
-        self.files, self.finished, self.waiting = files, 0, ""
+        self.files, self.finished = files, 0
         self.recent = deque([(self.began, start)])
         if self.bar is not None:
             self.bar.unit_scale = True
@@ -53,12 +54,19 @@ class ByteProgress(Progress):
         else:
             left = format_seconds((self.total - self.done) / rate) if rate else "unknown"
             parts += [f"{format_bytes(rate)}/s", f"{left} left"]
-        return " · ".join(parts + ([self.waiting] if self.waiting else []))
+        return " · ".join(parts)
 
     def _show(self) -> None:
         if self.bar is not None:
-            self.fields = {"files": f"{self.finished}/{self.files}"} | ({"": self.waiting} if self.waiting else {})
+            self.fields = {"files": f"{self.finished}/{self.files}"}
         super()._show()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self.bar is not None:
+            self.bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
 
 
 def download(remotes: list[Remote], workers: int) -> dict[str, str]:
@@ -108,10 +116,9 @@ def download(remotes: list[Remote], workers: int) -> dict[str, str]:
                 if kind == "gained":
                     progress.update(told[0])
                 elif kind == "say":
-                    progress.waiting = told[0]
+                    progress.say(told[0])
                 elif kind == "done":
                     progress.finished += not told[1]
-                    progress.waiting = ""
                     failed |= {told[0]: told[1]} if told[1] else {}
                     progress.update(0)
                 else:

@@ -70,7 +70,7 @@ def test_stopped_in_the_middle_and_started_again(how: signal.Signals, hub, home)
     assert not (home / "base_data_climbmix" / ZERO).exists()
     had = part_bytes(home, ZERO)
     code, err = finish(start("climbmix", "--shards", "1"))
-    assert code == 0 and "fetching 1 files" in err
+    assert code == 0 and "fetching 1 file," in err
     whole(home, ZERO, VALIDATION)
     assert hub.asked("GET", f"bucket/{CLIMBMIX}/{ZERO}")[-1]["Range"] == f"bytes={had}-"
 
