@@ -117,7 +117,8 @@ def _get(entries: list[DataSet], shards: int, workers: int) -> int:
     if wanted:
         size = sum(remote.size or 0 for remote in wanted)
         check_room(data_home(), max(size - sum(remote.here() for remote in wanted), 0))
-        say(f"fetching {len(wanted):,} file{'s' * (len(wanted) > 1)}, {format_bytes(size)}, into {data_home()}")
+        told = format_bytes(size) if all(remote.size for remote in wanted) else "size unknown"
+        say(f"fetching {len(wanted):,} file{'s' * (len(wanted) > 1)}, {told}, into {data_home()}")
         failed |= download(wanted, workers)
     for entry, remotes in found.items():
         finish(entry, remotes, failed.keys() & {remote.label for remote in remotes})

@@ -47,12 +47,13 @@ class ByteProgress(Progress):
 
     def line(self) -> str:
         rate, seconds = self.rate(), time.monotonic() - self.began
-        parts = [f"{self.desc}: {format_bytes(self.done)} of {format_bytes(self.total)}"]
+        total = f" of {format_bytes(self.total)}" if self.total >= self.done else ""  # else the server did not say
+        parts = [f"{self.desc}: {format_bytes(self.done)}{total}"]
         parts.append(f"{self.finished:,} of {self.files:,} files")
         if self.finished == self.files:
             parts.append(f"took {format_seconds(seconds)}")
         else:
-            left = format_seconds((self.total - self.done) / rate) if rate else "unknown"
+            left = format_seconds((self.total - self.done) / rate) if rate and total else "unknown"
             parts += [f"{format_bytes(rate)}/s", f"{left} left"]
         return " · ".join(parts)
 

@@ -90,7 +90,10 @@ class _Handler(BaseHTTPRequestHandler):
         repo, files = self.repo("/".join(parts[2:4]), parts[5] if len(parts) > 5 else "")
         if parts[:2] != ["api", "datasets"] or files is None:
             return self.reply(404, X_Error_Code="RepoNotFound")
-        if fault := self.hub.fault(f"{repo}/paths-info"):
+        fault = self.hub.fault(f"{repo}/paths-info")
+        if fault and fault.kind == "stall":
+            self.hub.released.wait(20)
+        elif fault:
             return self.reply(fault.value, b"<html>log in</html>", **fault.headers)
         paths = parse_qs(body).get("paths", [])
         return self.reply(200, json.dumps([_record(p, files[p], "path") for p in paths if p in files]).encode())
@@ -124,6 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send(found[0]) if found else self.reply(404)
         if parts[0] == "beside":
             fault = self.hub.fault(f"beside/{parts[1]}")
+            if fault and fault.kind == "bare":  # neither size nor version
+                self.send_response(200)
+                return self.end_headers()
             if fault:
                 return self.reply(fault.value, b"no", **fault.headers)
             return self.send(self.hub.beside[parts[1]]) if parts[1] in self.hub.beside else self.reply(404)

@@ -134,6 +134,13 @@ def test_the_list_of_files_is_asked_for_patiently_too(hub, home, capsys, naps) -
     same(home, ZERO, VALIDATION)
 
 
+def test_a_stall_while_the_list_is_asked_for(hub, home, capsys, naps, monkeypatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    hub.faults[f"{CLIMBMIX}/paths-info"] = [Fault("stall")]
+    code, err = get(capsys, "climbmix", "--shards", "0")
+    assert code == 0 and naps == [2.0] and "climbmix: ReadTimeout" in err
+
+
 def test_patience_has_an_end(hub, home, capsys, naps) -> None:
     hub.faults[f"resolve/{ONE}"] = [Fault("status", 503) for _ in range(20)]
     hub.faults[f"resolve/{ZERO}"] = [Fault("status", 429, {"Retry-After": "7200"})]
@@ -319,6 +326,14 @@ def test_a_broken_file_of_a_split_is_fetched_again_alone(hub, home, capsys) -> N
     (folder / "manifest.json").write_text("{")  # and a manifest that was cut
     assert get(capsys, "gsm8k")[0] == 0
     assert json.loads((folder / "manifest.json").read_text()) == ["00000.parquet", "00001.parquet"]
+
+
+def test_an_archive_of_unknown_size(hub, home, capsys, naps) -> None:
+    hub.beside["eval_bundle.zip"] = bundle()
+    hub.faults["beside/eval_bundle.zip"] = [Fault("bare")]
+    code, err = get(capsys, "core")
+    assert code == 0 and (home / "eval_bundle/core.yaml").exists() and naps == []
+    assert "fetching 1 file, size unknown, into" in err and f"download: {len(bundle()) / 1000:.1f} kB · 1 of 1" in err
 
 
 def test_a_cut_archive_is_not_unpacked(hub, home, capsys, naps) -> None:
