@@ -119,9 +119,7 @@ def _write_all(out: object, chunk: bytes) -> None:
 
 def _continues(response: object, have: int) -> bool:
     """Whether an answer's body begins at byte `have`; an error's body is not looked at."""
-    if response.status_code >= 400:
-        return True
-    return response.status_code == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+    return response.status_code >= 400 or response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
 
 
 def _drop(remote: Remote, gained: Callable[[int], None]) -> None:

@@ -248,8 +248,9 @@ def test_a_part_of_an_earlier_start_is_continued(hub, home, capsys) -> None:
 
 
 def test_a_part_that_was_whole_is_only_checked(hub, home, capsys) -> None:
-    leave_part(home, SHARDS[ZERO])
+    inode = leave_part(home, SHARDS[ZERO]).stat().st_ino
     assert get(capsys, "climbmix", "--shards", "1")[0] == 0
+    assert (home / "base_data_climbmix" / ZERO).stat().st_ino == inode  # renamed, so it is never there in part
     assert hub.asked("GET", f"bucket/{CLIMBMIX}/{ZERO}") == []
     same(home, ZERO, VALIDATION)
 
