@@ -126,6 +126,10 @@ def course(args: argparse.Namespace) -> int | None:
     return args.act(args)
 
 
+def data(args: argparse.Namespace) -> int | None:
+    return args.act(args)
+
+
 def settings(pairs: list[str]) -> dict[str, object]:
     """{"pretrain.steps": "100"} of the options `-s pretrain.steps=100`."""
     changes: dict[str, object] = {}
@@ -257,11 +261,18 @@ def _course_options(parser: argparse.ArgumentParser) -> None:
     options(parser)
 
 
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    from nanochat_lib.hub.commands import options
+
+    options(parser)
+
+
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
 COMMANDS: dict[str, Command] = {
     "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
+    "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
     "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),

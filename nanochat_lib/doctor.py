@@ -18,8 +18,8 @@ from nanochat_lib.schedules import transferred
 from nanochat_lib.sizing import count_params, flops_per_token
 
 NEEDED = (
-    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "rustbpe", "tiktoken", "torch",
-    "matplotlib", "papermill", "ipykernel", "jupyterlab", "jupytext", "ipywidgets",
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "huggingface_hub", "rustbpe", "tiktoken",
+    "torch", "matplotlib", "papermill", "ipykernel", "jupyterlab", "jupytext", "ipywidgets",
 )  # fmt: skip
 PLUGINS = (
     "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "libtpu", "libtpu-nightly",
