@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat_lib import distributed, optim, schedules
-from nanochat_lib.checkpoint import load_model
+from nanochat_lib import checkpoint, distributed, guards, optim, schedules
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
@@ -142,7 +141,8 @@ def rl(
     """
     stage = config.rl
     mesh = open_mesh(config, tokenizer)
-    model, params, sft_step = load_model(sft_folder, tokenizer)
+    model, params, sft_step = checkpoint.load_model(sft_folder, tokenizer)
+    sft = checkpoint.load_meta(sft_folder, sft_step, verify=False)
     check_parameters(mesh, param_shapes(model))
     compute = compute_here(config.compute, model, mesh, config.pretrain.device_rows)
     dtype = compute.dtype
@@ -195,6 +195,8 @@ def rl(
             name="rl", folder=folder, steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
+            guard_steps=config.ops.guard_steps, own_samples=True,
+            first_loss=guards.not_worse_than("sft", sft, model.vocab_size),
         ),
         state,
     )  # fmt: skip
