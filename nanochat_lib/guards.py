@@ -23,7 +23,8 @@ from nanochat_lib import distributed, loader
 from nanochat_lib.errors import UserError
 
 NEAR_UNIFORM = 0.05  # nats: a fresh model's first loss is ln V to 0.003, in both recipes and up to width 1536
-WORSE_THAN_BASE = 3.0  # nats: a chat's new tokens cost something, but not as much as a model that is not the right one
+WORSE_THAN_HELD_OUT = 2.0  # nats: one batch beside another of the same kind
+ABSURD = 4.0  # nats above ln V: the preset cpu's base model begins SFT about 1 above it
 LOW_SHARE = 0.05  # of the positions of a chat batch: fewer trained ones are worth a warning
 PROBE_TOLERANCE = 0.005  # nats; on the machine that saved it a loss comes back to the last bit
 NORM_TOLERANCE = 1e-4  # relative; another number of devices adds in another order
@@ -49,15 +50,19 @@ def near_uniform(vocab_size: int) -> FirstLoss:
     )  # fmt: skip
 
 
-def not_worse_than(parent: str, meta: dict, vocab_size: int) -> FirstLoss:
-    """The next stage starts where its `parent` model (whose checkpoint has `meta`) stood: not far above its loss."""
-    known = (meta.get("mark") or {}).get("probe_loss")
-    start = math.log(vocab_size) if known is None else known
-    what = f"{'ln V' if known is None else f'the {parent} model'} = {start:.3f}, + {WORSE_THAN_BASE:g} at most"
+def not_worse_than(vocab_size: int, held_out: float | None = None) -> FirstLoss:
+    """A stage that goes on from another's model: near what that model loses on `held_out` data of the new kind.
+
+    A chat's own tokens, which the base model has never seen, cost it much: more than ln V on all tokens together. So
+    without held-out data only what no model does that was read rightly is refused.
+    """
+    ceiling = math.log(vocab_size) + ABSURD
+    high = ceiling if held_out is None else min(held_out + WORSE_THAN_HELD_OUT, ceiling)
+    known = "" if held_out is None else f"; on held-out data the same model has {held_out:.3f}"
     return FirstLoss(
-        -math.inf, start + WORSE_THAN_BASE, what,
-        f"these are not the {parent} model's weights or not its tokenizer, or targets are trained that no text "
-        "predicts; check the run's folder and the data's masks",
+        -math.inf, high, f"at most {high:.3f}{known}",
+        "these are not the weights or the tokenizer of the stage before, or the masks train what no text predicts; "
+        "check the run's folder and the rendered conversations",
     )  # fmt: skip
 
 

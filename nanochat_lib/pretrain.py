@@ -19,6 +19,7 @@ from nanochat_lib.kernels.tiles import describe
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
@@ -152,7 +153,8 @@ def pretrain(
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate,
             hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
             bytes_per_token=bytes_per_token(held_out["val_bpb"], token_bytes),
-            guard_steps=config.ops.guard_steps, first_loss=guards.near_uniform(model.vocab_size),
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps,
+            first_loss=guards.near_uniform(model.vocab_size),
             probe=guards.probe(eval_step, next(on_devices(mesh, [fixed])), token_bytes),
         ),
         state,

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat_lib import checkpoint, distributed, guards, optim, schedules
+from nanochat_lib import distributed, guards, optim, schedules
+from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
@@ -21,6 +22,7 @@ from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, replicate
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tokenizer import Tokenizer
@@ -141,8 +143,7 @@ def rl(
     """
     stage = config.rl
     mesh = open_mesh(config, tokenizer)
-    model, params, sft_step = checkpoint.load_model(sft_folder, tokenizer)
-    sft = checkpoint.load_meta(sft_folder, sft_step, verify=False)
+    model, params, sft_step = load_model(sft_folder, tokenizer)
     check_parameters(mesh, param_shapes(model))
     compute = compute_here(config.compute, model, mesh, config.pretrain.device_rows)
     dtype = compute.dtype
@@ -195,8 +196,8 @@ def rl(
             name="rl", folder=folder, steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
-            guard_steps=config.ops.guard_steps, own_samples=True,
-            first_loss=guards.not_worse_than("sft", sft, model.vocab_size),
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, own_samples=True,
+            first_loss=guards.not_worse_than(model.vocab_size),
         ),
         state,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows
 from nanochat_lib.tasks.common import TaskMixture
 from nanochat_lib.tokenizer import Tokenizer
@@ -79,7 +80,7 @@ def sft(
         steps = int(distributed.gather(np.array([own_steps], np.int32)).max())
     optimizer = optim.make_optimizer(model, config.pretrain.optim, dtype, mesh=mesh)  # rates as given, not batch-scaled
     state = init_train_state(model, optimizer, params, mesh=mesh, masters=config.compute.masters)
-    warm, base = checkpoint.load(base_folder, base_step, state, verify=False)
+    warm, _ = checkpoint.load(base_folder, base_step, state, verify=False)
     state = TrainState(state.params, warm.opt_state, state.step)
 
     token_bytes = tokenizer.token_bytes()
@@ -88,6 +89,7 @@ def sft(
         count = max(stage.eval_tokens // (rows * length), 1)
         fixed = [(batch.inputs[mine].copy(), batch.targets[mine].copy()) for batch in islice(chats, count)]
     probed = guards.probe_rows(fixed[0], mine, device_rows)
+    probe = guards.probe(eval_step, next(on_devices(mesh, [probed])), token_bytes)
 
     def evaluate(_step: int, state: TrainState) -> dict:
         return {"val_loss": mean_loss(eval_step, state.params, on_devices(mesh, fixed), token_bytes)}
@@ -107,9 +109,8 @@ def sft(
             stage, model, tokenizer, {"base_step": base_step},
             name="sft", folder=folder, steps=steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate, hyper=hyper,
-            guard_steps=config.ops.guard_steps, low_share=guards.LOW_SHARE,
-            first_loss=guards.not_worse_than("base", base, model.vocab_size),
-            probe=guards.probe(eval_step, next(on_devices(mesh, [probed])), token_bytes),
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, low_share=guards.LOW_SHARE,
+            probe=probe, first_loss=guards.not_worse_than(model.vocab_size, probe(state.params)),
         ),
         state,
     )  # fmt: skip

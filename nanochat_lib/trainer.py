@@ -158,11 +158,13 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
     prepare_folder(stage.folder)
     found = resume(stage, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
+    entered = time.monotonic()
     if found:
         state, meta = found
         start, seconds, tokens = meta["step"], meta["seconds"], meta["tokens"]
         guards.check_restored(stage.name, stage.folder, state, meta, stage.probe)
         loader_state = own_stream(stage, meta["processes"])
+    before = seconds
     stage.metrics.rewind(stage.name, start if found else -1)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
@@ -206,8 +208,11 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                     "stage": stage.name, "step": done, "loss": out["loss"], "lr": hyper.lr, "momentum": hyper.momentum,
                     "weight_decay": hyper.weight_decay,
                     "tokens": tokens, "tokens_per_s": rate, "mfu": used,
-                    "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds, **batch.log,
+                    "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds,
+                    "time": round(time.time(), 1), **batch.log,
                 }  # fmt: skip
+                if stage.usd_hour:
+                    record["cost_usd"] = stage.usd_hour * (before + time.monotonic() - entered) / 3600
                 if done % max(stage.log_every, 1) == 0 or done == stage.steps:
                     stage.metrics.append(**record)
                     if done % (10 * max(stage.log_every, 1)) == 0:
@@ -265,6 +270,8 @@ def shown(stage: Stage, record: dict, batch: StepBatch) -> dict:
         figures["tok/s"] = round(record["tokens_per_s"])
     if record["mfu"]:
         figures["mfu"] = f"{record['mfu']:.0%}"
+    if "cost_usd" in record:
+        figures["cost"] = f"${record['cost_usd']:,.2f}"
     return figures | {"epoch": batch.epoch} | batch.log
 
 

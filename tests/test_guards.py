@@ -232,16 +232,23 @@ def test_the_first_loss_is_asked_for_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("meta", "limit"), [({"mark": {"probe_loss": 0.5}}, 3.5), ({}, math.log(64) + 3), ({"mark": {}}, math.log(64) + 3)]
+    ("held_out", "limit"), [(0.5, 2.5), (5.0, 7.0), (99.0, math.log(64) + 4), (None, math.log(64) + 4)]
 )
-def test_the_next_stage_starts_near_its_parent(tmp_path, meta, limit):
-    band = guards.not_worse_than("base", meta, 64)
+def test_the_next_stage_starts_near_what_its_model_loses_on_held_out_data(tmp_path, held_out, limit):
+    band = guards.not_worse_than(64, held_out)
     assert band.high == pytest.approx(limit)
-    options = {"name": "sft", "first_loss": band}
-    if meta and "probe_loss" in meta["mark"]:
-        refused(tmp_path, "sft step 1: the first loss is 4.1", "the base model = 0.500", "tokenizer", **options)
-    else:
-        train(stage(tmp_path, 1, **options), fresh())
+    if held_out == 0.5:
+        words = ("sft step 1: the first loss is 4.1", "at most 2.500; on held-out data the same model has 0.500")
+        refused(tmp_path, *words, "tokenizer", name="sft", first_loss=band)
+    elif held_out is None:
+        train(stage(tmp_path, 1, first_loss=band), fresh())
+
+
+def test_a_policy_gradients_loss_may_be_negative_but_not_huge():
+    band = guards.not_worse_than(64)
+    guards.check_first_loss("rl step 1", -0.3, band)
+    with pytest.raises(UserError, match="the first loss is -9.000, expected at most 8.159"):
+        guards.check_first_loss("rl step 1", -9.0, band)
 
 
 # ---- a state that only looks restored
