@@ -12,6 +12,8 @@ from nanochat_lib import checkpoint, guards, loader, train_step, trainer
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import mean_loss
 from nanochat_lib.metrics import MetricsLog
+from nanochat_lib.pipeline import open_run
+from nanochat_lib.presets import PRESETS, override
 from nanochat_lib.pretrain import fixed_batches, step_batches
 from nanochat_lib.train_step import make_eval_step, make_train_step
 from nanochat_lib.trainer import StepBatch, to_step, train
@@ -357,3 +359,27 @@ def test_guards_change_nothing_and_end_in_time(tmp_path, monkeypatch):
     for one, other in zip(*map(leaves, states), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(seen) == 2 * 2 * 2  # two steps, two arrays, hashed when handed out and once more a step later
+
+
+# ---- the presets' own first steps
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_presets_initial_weights_meet_the_band(name):
+    """Logits of a fresh head (weights of deviation 0.001, C inputs of size 1) cost half their variance, C·10⁻⁶/2."""
+    assert PRESETS[name].gpt_config().n_embd * 1e-6 / 2 < guards.NEAR_UNIFORM / 20
+
+
+def test_the_preset_cpu_passes_its_guards(tmp_path, monkeypatch):
+    """The preset's own model, rates and batches; with less text and fewer steps. cpu-smoke runs whole elsewhere."""
+    monkeypatch.setattr("nanochat_lib.pretrain.samples", lambda *_: [])  # text is not what this is about
+    less = {
+        "data.world_chars": 200_000, "tokenizer.max_chars": 300_000, "pretrain.steps": 3, "pretrain.eval_tokens": 2048,
+        "evaluation.bigram": False, "ops.guard_steps": -1,
+    }  # fmt: skip
+    run = open_run(tmp_path, override(PRESETS["cpu"], less))
+    assert run.pretrain().figures["steps"] == 3
+    evaluations = [r for r in run.metrics.read() if r.get("event") == "eval"]
+    assert all(r["probe_loss"] > 0 for r in evaluations)
+    assert evaluations[0]["probe_loss"] == pytest.approx(math.log(1024), abs=0.01)
+    run.close()
