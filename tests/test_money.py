@@ -275,8 +275,10 @@ def test_a_saved_prediction_is_kept_when_the_run_starts(tmp_path, capsys):
     assert (new / outcome.FILE).read_bytes() == saved
     outcome.predict_here(new, presets.override(preset("gpu-8-d24"), {"pretrain.steps": 10}))  # another run
     assert outcome.load(new)["settings"]["pretrain"]["steps"] == 10
-    (new / outcome.FILE).write_text("{")
-    assert outcome.load(new) is None
+    whole = json.loads(saved)
+    for damaged in ("{", "[]", "{}", json.dumps(whole | {"hours": "x"}), json.dumps(whole | {"tokens_per_s": 0})):
+        (new / outcome.FILE).write_text(damaged)
+        assert outcome.load(new) is None
 
 
 def test_the_compilers_cycles_count_for_more_than_the_roofline():

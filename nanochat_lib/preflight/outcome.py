@@ -66,8 +66,10 @@ def load(folder: str | Path) -> dict | None:
         found = read_json(path) if path.exists() else None
     except UserError:
         return None
-    wanted = {"settings", "devices", "chip", "source"}
-    return found if isinstance(found, dict) and wanted <= found.keys() else None
+    if not isinstance(found, dict) or not {"settings", "devices", "chip", "source"} <= found.keys():
+        return None
+    figures = [found[name] for name, *_ in ROWS if found.get(name) is not None]
+    return found if all(isinstance(x, (int, float)) and x > 0 for x in figures) else None
 
 
 def predict_here(folder: str | Path, config: RunConfig) -> None:

@@ -73,7 +73,7 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
             continue
         total += record["seconds"]
         costs[name] = money.cost(record, machine.get("usd_hour"))
-        rates[name] = costs[name] and costs[name] / record["seconds"] * 3600
+        rates[name] = costs[name] and costs[name] / (record["seconds"] or 1.0) * 3600
         if not record.get("finished"):
             problems.append(f"{name} was stopped after {record['seconds']:.0f} s and has no result yet")
             continue
