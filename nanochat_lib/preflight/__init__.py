@@ -241,6 +241,7 @@ def print_preflight(
 
     With `run_dir`, what its run was expected to do stands beside what it did; `save` keeps this page's figures there.
     """
+    from nanochat_lib.metrics import MetricsLog
     from nanochat_lib.preflight import outcome
 
     if save and (not run_dir or search_rows):
@@ -258,7 +259,10 @@ def print_preflight(
         raise UserError(f"the step does not fit, so there is none to read; change: {report['advice']}")
     if save:
         outcome.save(run_dir, config, report)
-    compared = compare(config, report, run_dir) if run_dir else None
+    compared = None
+    if run_dir:
+        records = MetricsLog(Path(run_dir) / "metrics.jsonl").read("pretrain")
+        compared = outcome.compare(run_dir, records, outcome.prediction(config, report))
     if as_json:
         print(json.dumps(report | ({"outcome": compared} if compared else {}), indent=1))
     elif precision:
@@ -271,17 +275,6 @@ def print_preflight(
         print(f"\n{outcome.title(*compared.values())}")
         print(page.table(heads + outcome.rows(*compared.values())))
     return 0 if report["fits"] else 1
-
-
-def compare(config: RunConfig, report: dict, run_dir: str) -> dict | None:
-    """{"predicted", "actual"} of the run in `run_dir`; None where none has begun."""
-    from nanochat_lib.metrics import MetricsLog
-    from nanochat_lib.preflight import outcome
-
-    records = MetricsLog(Path(run_dir) / "metrics.jsonl").read("pretrain")
-    expected = outcome.load(run_dir) or outcome.prediction(config, report)
-    found = outcome.actual(run_dir, expected, records)
-    return {"predicted": expected, "actual": found} if "step" in found else None
 
 
 def print_search(config: RunConfig, as_json: bool) -> int:

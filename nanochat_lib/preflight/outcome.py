@@ -123,6 +123,18 @@ def actual(folder: str | Path, expected: dict, records: list[dict]) -> dict:
     return found
 
 
+def compare(folder: str | Path, records: list[dict], otherwise: dict | None = None) -> dict | None:
+    """{"predicted", "actual"} of the run in `folder` with these metrics; None without a prediction or a first step.
+
+    `otherwise` is the prediction to use where the folder keeps none.
+    """
+    expected = load(folder) or otherwise
+    if not expected:
+        return None
+    found = actual(folder, expected, records)
+    return {"predicted": expected, "actual": found} if "step" in found else None
+
+
 def read_record(folder: Path) -> dict:
     path = folder / "stages" / "pretrain.json"
     try:

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.preflight import outcome
 from nanochat_lib.report import money
 from nanochat_lib.storage import atomic_write_json, atomic_write_text, read_json
 
@@ -90,7 +91,7 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         "total_seconds": total,
         "cost_usd": money.total(list(costs.values())),
         "restarts": money.restarts(records, rates),
-        "prediction": _prediction(folder, records),
+        "prediction": outcome.compare(folder, records),
         "mine": _mine(folder, problems),
         "samples": samples,
         "missing": [name for name in STAGES if stages[name] is None],
@@ -156,15 +157,6 @@ def _finite(value: object, where: str, problems: list[str]) -> object:
         problems.append(f"{where} is {value}")
         return None
     return value
-
-
-def _prediction(folder: Path, records: list[dict]) -> dict | None:
-    """What pretraining was expected to do beside what it did; None where nothing was predicted or nothing has begun."""
-    from nanochat_lib.preflight import outcome
-
-    expected = outcome.load(folder)
-    found = outcome.actual(folder, expected, records) if expected else {}
-    return {"predicted": expected, "actual": found} if "step" in found else None
 
 
 def _machine(folder: Path, config: dict) -> dict:
