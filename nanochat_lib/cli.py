@@ -107,8 +107,9 @@ def preflight(args: argparse.Namespace) -> int:
     from nanochat_lib.preflight import print_preflight
 
     return print_preflight(
-        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search
-    )
+        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search,
+        run_dir=args.run_dir, save=args.save,
+    )  # fmt: skip
 
 
 def convert(args: argparse.Namespace) -> None:
@@ -228,6 +229,7 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="store_true", help="add the compiler's estimated cycles by kind")
     parser.add_argument("--precision", action="store_true", help="list every matrix product with its dtypes")
     parser.add_argument("--search", action="store_true", help="find the largest micro-batch that fits")
+    parser.add_argument("--save", action="store_true", help="keep the figures in --run-dir, for the run's report")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 

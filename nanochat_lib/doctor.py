@@ -263,6 +263,8 @@ def rented(target: Target) -> list[str]:
     if found := TOPOLOGIES.get((target.chip, target.devices)):
         lines.append(f"slice: {found.name}, {found.hosts} host{'s' * (found.hosts > 1)}")
     chip = next((chip for chip in CHIPS if chip.name == target.chip), None)
+    if chip and not chip.usd_hour:
+        lines.append("price: unknown, set ops.usd_per_hour")
     if chip and chip.usd_hour:
         spot = f", spot ${target.devices * chip.usd_hour_spot:.2f} ({PRICE_DATE})" if chip.usd_hour_spot else ""
         lines.append(f"price: ${target.devices * chip.usd_hour:.2f} an hour on demand{spot}")

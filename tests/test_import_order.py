@@ -12,13 +12,13 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
     errors progress compile_cache launch allocator rendezvous runtime distributed hardware sizing run_config settings
-    presets schedules doctor storage hub
+    presets price schedules doctor storage hub
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
-    checkpoint metrics trainer
+    checkpoint metrics guards trainer
     twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve
