@@ -107,8 +107,9 @@ def preflight(args: argparse.Namespace) -> int:
     from nanochat_lib.preflight import print_preflight
 
     return print_preflight(
-        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search
-    )
+        run_config(args), as_json=args.json, profile=args.profile, precision=args.precision, search_rows=args.search,
+        run_dir=args.run_dir, save=args.save,
+    )  # fmt: skip
 
 
 def convert(args: argparse.Namespace) -> None:
@@ -123,6 +124,10 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def course(args: argparse.Namespace) -> int | None:
+    return args.act(args)
+
+
+def data(args: argparse.Namespace) -> int | None:
     return args.act(args)
 
 
@@ -164,7 +169,9 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="start from this preset (`nanochat presets` lists them)")
     parser.add_argument("--run-dir", metavar="DIR", help="the run's folder (default: in runs/, named after the preset)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of data, weights and sampling")
-    parser.add_argument("--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet, folder, or URL of shards")
+    parser.add_argument(
+        "--corpus", metavar="PATH", help="train on this .txt, .jsonl, .parquet, folder, or URL of shards"
+    )
     _set_option(parser)
 
 
@@ -224,6 +231,7 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="store_true", help="add the compiler's estimated cycles by kind")
     parser.add_argument("--precision", action="store_true", help="list every matrix product with its dtypes")
     parser.add_argument("--search", action="store_true", help="find the largest micro-batch that fits")
+    parser.add_argument("--save", action="store_true", help="keep the figures in --run-dir, for the run's report")
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -257,11 +265,18 @@ def _course_options(parser: argparse.ArgumentParser) -> None:
     options(parser)
 
 
+def _data_options(parser: argparse.ArgumentParser) -> None:
+    from nanochat_lib.hub.commands import options
+
+    options(parser)
+
+
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
 COMMANDS: dict[str, Command] = {
     "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
+    "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
     "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),

@@ -6,7 +6,6 @@ Documents that cannot be trained on (empty, null, broken) are skipped, counted a
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy as np
 from nanochat_lib.corpus_base import Corpus, Report
 from nanochat_lib.corpus_files import READERS
 from nanochat_lib.errors import UserError
+from nanochat_lib.hub.sets import path_of
 from nanochat_lib.presets import DataConfig
 from nanochat_lib.primer.names import fraction
 from nanochat_lib.primer.streams import primer_streams
@@ -176,8 +176,7 @@ def _only_shards(files: list[Path]) -> bool:
 
 def _downloaded(name: str) -> ShardCorpus:
     """The shards of a published set that `nanochat data get` fetched."""
-    base = Path(os.environ.get("NANOCHAT_BASE_DIR") or Path.home() / ".cache" / "nanochat")
-    folder = base / KNOWN[name].folder
+    folder = path_of(name)
     if not any(folder.glob("*.parquet")):
         raise UserError(
             f"no {name} shards (*.parquet) in {folder}; run `nanochat data get {name} --shards 8`, or {OWN_DATA}"

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from nanochat_lib.compile_cache import keep_compiled
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, decide, tpu_chips
 from nanochat_lib.rendezvous import Watchdog, checklist
@@ -54,6 +55,7 @@ def start(options: Options | None = None) -> Processes:
 
     if _started and _started[0] == os.getpid():
         return _started[1]
+    keep_compiled()
     plan = decide(options or Options(), os.environ, tpu_chips(os.environ))
     found = jax.distributed.is_initialized()  # by the program that uses this library
     if not found and plan.kind == "given":

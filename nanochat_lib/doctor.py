@@ -18,8 +18,8 @@ from nanochat_lib.schedules import transferred
 from nanochat_lib.sizing import count_params, flops_per_token
 
 NEEDED = (
-    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "rustbpe", "tiktoken", "torch",
-    "matplotlib", "papermill", "ipykernel", "jupyterlab", "jupytext", "ipywidgets",
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "huggingface_hub", "rustbpe", "tiktoken",
+    "torch", "matplotlib", "papermill", "ipykernel", "jupyterlab", "jupytext", "ipywidgets",
 )  # fmt: skip
 PLUGINS = (
     "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "libtpu", "libtpu-nightly",
@@ -263,6 +263,8 @@ def rented(target: Target) -> list[str]:
     if found := TOPOLOGIES.get((target.chip, target.devices)):
         lines.append(f"slice: {found.name}, {found.hosts} host{'s' * (found.hosts > 1)}")
     chip = next((chip for chip in CHIPS if chip.name == target.chip), None)
+    if chip and not chip.usd_hour:
+        lines.append("price: unknown, set ops.usd_per_hour")
     if chip and chip.usd_hour:
         spot = f", spot ${target.devices * chip.usd_hour_spot:.2f} ({PRICE_DATE})" if chip.usd_hour_spot else ""
         lines.append(f"price: ${target.devices * chip.usd_hour:.2f} an hour on demand{spot}")

@@ -255,13 +255,12 @@ def memory() -> tuple[int | None, int | None]:
     return total, free
 
 
-def rented_at() -> float | None:
-    """USD an hour of this machine, as given in NANOCHAT_USD_HOUR; an own machine has none."""
-    given = os.environ.get("NANOCHAT_USD_HOUR")
-    try:
-        return float(given) if given else None
-    except ValueError:
-        raise UserError(f"NANOCHAT_USD_HOUR is {given!r}, must be a number of US dollars an hour") from None
+def device_peak_gb() -> float | None:
+    """The most memory that one device here has held, in GB (10⁹ bytes); None where JAX does not say (CPU)."""
+    import jax
+
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return max(peaks) / 1e9 if all(peaks) else None
 
 
 def machine(path: str = ".", accelerators: bool = True) -> Machine:
@@ -270,7 +269,6 @@ def machine(path: str = ".", accelerators: bool = True) -> Machine:
     system = f"{platform.system()} {platform.machine()}"
     host = Machine(
         system, platform.python_version(), cpu_name(), cores(), total, free, shutil.disk_usage(path).free,
-        usd_hour=rented_at(),
     )  # fmt: skip
     if not accelerators:
         return host
@@ -287,7 +285,6 @@ def machine(path: str = ".", accelerators: bool = True) -> Machine:
             "devices": count,
             "device_kind": device.device_kind,
             "device_memory_bytes": stats.get("bytes_limit") or (chip and chip.hbm_bytes),
-            "usd_hour": rented_at(),
             "peak": chip.peak if chip else {},
         })
     )  # fmt: skip

@@ -36,10 +36,22 @@ class MetricsLog:
         return [r for r in records if stage is None or r.get("stage") == stage]
 
     def rewind(self, stage: str, step: int) -> None:
-        """Forgets what `stage` logged after `step`: a resumed run logs those steps again."""
-        if distributed.first() and self.path.exists():
-            kept = [r for r in self.read() if r.get("stage") != stage or r.get("step", 0) <= step]
-            atomic_write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
+        """Forgets what `stage` logged after `step`, except its starts and stops: a resumed run logs it again.
+
+        A record of event "stop" says what is lost with it: the last step, its time, the seconds that are spent twice.
+        """
+        if not distributed.first() or not self.path.exists():
+            return
+        old = lambda r: r.get("step", 0) <= step or r.get("event") in ("start", "stop")  # noqa: E731
+        records = self.read()
+        kept = [r for r in records if r.get("stage") != stage or old(r)]
+        lost = [r for r in records if r.get("stage") == stage and not old(r) and "loss" in r]
+        if lost:
+            base = [r["seconds"] for r in kept if r.get("stage") == stage and "loss" in r and r.get("seconds")]
+            last, again = lost[-1], lost[-1].get("seconds", 0.0) - max(base, default=0.0)
+            stop = {"stage": stage, "event": "stop", "step": max(step, 0), "reached": last["step"]}
+            kept.append(stop | {"again_seconds": again, "time": last.get("time")})
+        atomic_write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
 
 
 def plain(value: object) -> object:

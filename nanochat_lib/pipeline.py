@@ -253,6 +253,8 @@ class Run:
     ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
         from nanochat_lib import distributed
+        from nanochat_lib.hardware import device_peak_gb
+        from nanochat_lib.price import price_here
 
         if name.startswith("eval") and distributed.count() > 1:
             raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
@@ -275,17 +277,28 @@ class Run:
         # A kill leaves no time to write the record; the metrics know at least the seconds spent in training steps.
         logged = [r.get("seconds") or 0.0 for r in self.metrics.read(name)]
         spent = max([earlier.get("seconds", 0.0), *logged]) if earlier else 0.0
-        record = {"name": name, "key": key, "seconds": spent, "figures": {}, "finished": False}
+        record = {
+            "name": name,
+            "key": key,
+            "seconds": spent,
+            "usd": earlier.get("usd"),
+            "figures": {},
+            "finished": False,
+        }
+        usd_hour = price_here(self.config.ops)
         write = atomic_write_json if distributed.first() else lambda path, record: None
         if distributed.first():
             path.parent.mkdir(exist_ok=True)
         write(path, record)
         try:
             found = work() if name in TRAINING else together(work)
-            record["figures"] = found | {"peak_memory_gb": peak_memory_gb()}
+            record["figures"] = found | {"peak_memory_gb": peak_memory_gb(), "device_peak_gb": device_peak_gb()}
             record["finished"] = True
         finally:
             record["seconds"] = spent + time.monotonic() - began
+            if usd_hour:  # the price may change from start to start
+                fresh = record["seconds"] - earlier.get("seconds", 0.0)
+                record["usd"] = (record["usd"] or 0.0) + usd_hour * fresh / 3600
             write(path, record)
         return StageResult(name, record["seconds"], record["figures"], reused=False)
 
@@ -333,10 +346,11 @@ class Run:
         self._need("tokenizer")
 
         def work() -> dict:
+            from nanochat_lib.preflight import outcome
             from nanochat_lib.pretrain import SAMPLE_PROMPTS, pretrain
 
             self._check_prompts()
-
+            outcome.predict_here(self.dir, self.config)
             prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
             return pretrain(self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import distributed, loader, optim, schedules
+from nanochat_lib import distributed, guards, loader, optim, schedules
 from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
@@ -19,6 +19,7 @@ from nanochat_lib.kernels.tiles import describe
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
@@ -66,14 +67,10 @@ def fixed_batches(
 def step_batches(stream: loader.PretrainLoader, micro_batches: int) -> Iterator[StepBatch]:
     """Steps of A micro-batches each, from a stream without end."""
     try:
-        checked = 0
         while True:
             group = list(islice(stream, micro_batches))
             if len(group) < micro_batches:
                 return
-            if checked < 10:  # equal micro-batches mean a loader that hands out one buffer again and again
-                loader.distinct_microbatches([batch.inputs for batch in group])
-                checked += 1
             step = to_step(group)
             yield replace(
                 step, log={"shard": group[-1].shard} | ({"skipped": stream.dropped} if stream.dropped else {})
@@ -145,6 +142,7 @@ def pretrain(
         name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs, mine)
         for name, split in bpb_splits(corpus).items()
     }
+    fixed = guards.probe_rows(held_out["val_bpb"][0], mine, stage.device_rows)
 
     def evaluate(step: int, state: TrainState) -> dict:
         if stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
@@ -173,6 +171,9 @@ def pretrain(
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate,
             hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
             bytes_per_token=bytes_per_token(held_out["val_bpb"], token_bytes),
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps,
+            first_loss=guards.near_uniform(model.vocab_size),
+            probe=guards.probe(eval_step, next(on_devices(mesh, [fixed])), token_bytes),
         ),
         state,
     )  # fmt: skip

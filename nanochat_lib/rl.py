@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat_lib import distributed, optim, schedules
+from nanochat_lib import distributed, guards, optim, schedules
 from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
@@ -22,6 +22,7 @@ from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, replicate
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tokenizer import Tokenizer
@@ -195,6 +196,8 @@ def rl(
             name="rl", folder=folder, steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, own_samples=True,
+            first_loss=guards.not_worse_than(model.vocab_size),
         ),
         state,
     )  # fmt: skip

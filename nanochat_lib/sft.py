@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat_lib import checkpoint, distributed, loader, optim, schedules
+from nanochat_lib import checkpoint, distributed, guards, loader, optim, schedules
 from nanochat_lib.evaluate.bpb import mean_loss
 from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows
 from nanochat_lib.tasks.common import TaskMixture
 from nanochat_lib.tokenizer import Tokenizer
@@ -87,6 +88,8 @@ def sft(
     with loader.ChatLoader(held_out, tokenizer, rows, length, one_pass=True, prefetch=0) as chats:
         count = max(stage.eval_tokens // (rows * length), 1)
         fixed = [(batch.inputs[mine].copy(), batch.targets[mine].copy()) for batch in islice(chats, count)]
+    probed = guards.probe_rows(fixed[0], mine, device_rows)
+    probe = guards.probe(eval_step, next(on_devices(mesh, [probed])), token_bytes)
 
     def evaluate(_step: int, state: TrainState) -> dict:
         return {"val_loss": mean_loss(eval_step, state.params, on_devices(mesh, fixed), token_bytes)}
@@ -106,6 +109,8 @@ def sft(
             stage, model, tokenizer, {"base_step": base_step},
             name="sft", folder=folder, steps=steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate, hyper=hyper,
+            usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, low_share=guards.LOW_SHARE,
+            probe=probe, first_loss=guards.not_worse_than(model.vocab_size, probe(state.params)),
         ),
         state,
     )  # fmt: skip

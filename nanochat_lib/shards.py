@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from nanochat_lib import parquet
 from nanochat_lib.corpus_base import Corpus, Report
 from nanochat_lib.errors import UserError
+from nanochat_lib.hub.sets import SETS, Shards
 from nanochat_lib.prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -31,23 +32,7 @@ FOOTER_READERS = 32  # footers that are read at the same time: from a bucket eac
 AHEAD_BYTES = 1 << 28  # shards whose row groups are larger are not read ahead: two more would stand in memory
 
 
-@dataclass(frozen=True)
-class KnownSet:
-    """A published data set in shards."""
-
-    name: str  # as `nanochat data get` and data.corpus know it
-    folder: str
-    validation: str  # the file that everybody validates on, however many others there are
-    shards: int  # of them for training
-
-
-KNOWN = {
-    known.name: known
-    for known in (
-        KnownSet("climbmix", "base_data_climbmix", "shard_06542.parquet", 6542),
-        KnownSet("fineweb-edu", "base_data", "shard_01822.parquet", 1822),
-    )
-}
+KNOWN = {name: known for name, known in SETS.items() if isinstance(known, Shards)}  # climbmix, fineweb-edu
 
 
 @dataclass(frozen=True)
@@ -67,7 +52,7 @@ class Group:
 class ShardCorpus(Corpus):
     """Row groups 0, 1, 2, … of each split, counted through over its shards in name order."""
 
-    def __init__(self, url: str | Path, known: KnownSet | None = None) -> None:
+    def __init__(self, url: str | Path, known: Shards | None = None) -> None:
         """`url`: a folder or a pattern of shards, on any file system. `known` fixes the validation shard.
 
         Raises UserError for a missing or broken shard, a missing validation shard, or a split without documents.
@@ -106,10 +91,11 @@ class ShardCorpus(Corpus):
     def _validation(self, names: list[str]) -> str:
         if self.known is None:
             return names[-1]
-        found = next((name for name in names if PurePosixPath(name).name == self.known.validation), None)
+        val = self.known.validation()
+        found = next((name for name in names if PurePosixPath(name).name == val), None)
         if found is None:
             raise UserError(
-                f"the validation shard {self.known.validation} is missing in {self.name}; fetch it with "
+                f"the validation shard {val} is missing in {self.name}; fetch it with "
                 f"`nanochat data get {self.known.name} --shards {len(names)}`, it makes validation losses comparable"
             )
         return found
@@ -188,8 +174,8 @@ class ShardCorpus(Corpus):
             return ""
         here = len(self.shards["train"])
         wanted = math.ceil(here * readings / epochs * 1.02)  # shards differ a little in size
-        if wanted > self.known.shards:
-            return f" ({self.known.name} has {self.known.shards:,} training shards, {here:,} are here)"
+        if wanted > self.known.last:
+            return f" ({self.known.name} has {self.known.last:,} training shards, {here:,} are here)"
         return f" (`nanochat data get {self.known.name} --shards {wanted}`; {here:,} training shards are here)"
 
 
@@ -197,10 +183,10 @@ def _is_pattern(path: str) -> bool:
     return any(sign in path for sign in "*?[")
 
 
-def _known_by_folder(path: str) -> KnownSet | None:
+def _known_by_folder(path: str) -> Shards | None:
     """A copy of a published set is recognised by the name of its folder, which nanochat gave it."""
     folder = PurePosixPath(path).parent.name if _is_pattern(path) else PurePosixPath(path).name
-    return next((known for known in KNOWN.values() if known.folder == folder), None)
+    return next((known for known in KNOWN.values() if known.where == folder), None)
 
 
 def _listing(fs: fsspec.AbstractFileSystem, url: str, path: str) -> list[tuple[str, str, int]]:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from nanochat_lib import checkpoint, distributed, loader
+from nanochat_lib import checkpoint, distributed, guards, loader
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
 from nanochat_lib.metrics import MetricsLog
@@ -74,6 +74,12 @@ class Stage:
     log_every: int = 10
     flops_per_token: int = 0
     bytes_per_token: float = 0.0  # turns the training loss into bits per byte for the progress line
+    guard_steps: int = 10  # guards.py: steps of each start that are checked whole
+    first_loss: guards.FirstLoss | None = None  # where the loss of step 0 has to lie
+    low_share: float = 0.0  # of trained positions, below which a line warns
+    own_samples: bool = False  # batches are the model's own answers, which may repeat
+    probe: Callable[[dict], float] | None = None  # the loss of a fixed batch, by which a restored state is known
+    usd_hour: float | None = None  # what the machine costs; None: nothing is known, or it is an own one
 
     @classmethod
     def of(
@@ -152,16 +158,23 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
     prepare_folder(stage.folder)
     found = resume(stage, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
+    entered = time.monotonic()
     if found:
         state, meta = found
         start, seconds, tokens = meta["step"], meta["seconds"], meta["tokens"]
+        guards.check_restored(stage.name, stage.folder, state, meta, stage.probe)
         loader_state = own_stream(stage, meta["processes"])
+    before = seconds
     stage.metrics.rewind(stage.name, start if found else -1)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
     chip = this_chip()
     devices = len(jax.tree.leaves(state)[0].sharding.device_set)
     window_tokens, window_seconds = 0, 0.0
+    guard = guards.Guards(
+        stage.name, stage.meta["model"]["vocab_size"], stage.guard_steps, stage.first_loss, stage.own_samples,
+        stage.low_share,
+    )  # fmt: skip
     try:
         with show_progress(stage, start) as bar:
             if not found or evaluation_missing(stage, start):
@@ -178,9 +191,11 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                 scalars = {name: np.float32(getattr(hyper, name)) for name in ("lr", "momentum", "weight_decay")}
                 arrays = batch.arrays if stage.mesh is None else global_batch(stage.mesh, batch.arrays, stage.rows)
                 count = arrays["targets"].size
+                guard.before(step, batch.arrays)
                 holder[0], out = stage.step_fn(holder[0], arrays, scalars)
                 out = {name: value.item() for name, value in jax.device_get(out).items()}
                 check_finite(stage, step, out)
+                guard.after(step, out, count)
                 took = time.perf_counter() - clock
                 done = step + 1
                 seconds += took
@@ -193,8 +208,11 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                     "stage": stage.name, "step": done, "loss": out["loss"], "lr": hyper.lr, "momentum": hyper.momentum,
                     "weight_decay": hyper.weight_decay,
                     "tokens": tokens, "tokens_per_s": rate, "mfu": used,
-                    "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds, **batch.log,
+                    "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds,
+                    "time": round(time.time(), 1), **batch.log,
                 }  # fmt: skip
+                if stage.usd_hour:
+                    record["cost_usd"] = stage.usd_hour * (before + time.monotonic() - entered) / 3600
                 if done % max(stage.log_every, 1) == 0 or done == stage.steps:
                     stage.metrics.append(**record)
                     if done % (10 * max(stage.log_every, 1)) == 0:
@@ -234,7 +252,8 @@ def own_stream(stage: Stage, saved: list[dict]) -> dict:
 
 def save(stage: Stage, state: TrainState, totals: dict, batch: StepBatch) -> None:
     """Writes a checkpoint: the state, the figures so far, and where each process's stream stands."""
-    checkpoint.save(stage.folder, totals["step"], state, stage.meta | totals, batch.loader_state(), keep=stage.keep)
+    meta = stage.meta | totals | {"mark": guards.mark(state, stage.probe)}
+    checkpoint.save(stage.folder, totals["step"], state, meta, batch.loader_state(), keep=stage.keep)
 
 
 def show_progress(stage: Stage, start: int) -> contextlib.AbstractContextManager[Progress | None]:
@@ -251,13 +270,15 @@ def shown(stage: Stage, record: dict, batch: StepBatch) -> dict:
         figures["tok/s"] = round(record["tokens_per_s"])
     if record["mfu"]:
         figures["mfu"] = f"{record['mfu']:.0%}"
+    if "cost_usd" in record:
+        figures["cost"] = f"${record['cost_usd']:,.2f}"
     return figures | {"epoch": batch.epoch} | batch.log
 
 
 def evaluate(stage: Stage, step: int, state: TrainState) -> None:
     """Evaluates and logs, when the stage has an evaluation."""
     if stage.evaluate:
-        figures = stage.evaluate(step, state)
+        figures = stage.evaluate(step, state) | ({"probe_loss": stage.probe(state.params)} if stage.probe else {})
         stage.metrics.append(stage=stage.name, step=step, event="eval", **figures)
 
 

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests' tolerances are a CPU's; set it to try them elsewhere
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("NANOCHAT_COMPILE_CACHE", "0")  # nothing of an earlier run helps, nothing is left behind
 os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
 
 from hypothesis import HealthCheck, settings

@@ -368,7 +368,8 @@ def test_what_follows_from_a_preset_is_said() -> None:
     ):  # fmt: skip
         assert words in text
     little = "\n".join(doctor.derived(preset("gpu-8-little-lm")))
-    assert "24 heads of 128, 8 of keys and values" in little and "slice" not in little and "price" not in little
+    assert "24 heads of 128, 8 of keys and values" in little and "slice" not in little
+    assert "price: unknown, set ops.usd_per_hour" in little
     assert "slice: v5p:2x2x2, 2 hosts" in doctor.derived(preset("tpu-v5p-8-d24"))
     assert "1 micro-batch a step" in "\n".join(doctor.derived(preset("cpu")))
 

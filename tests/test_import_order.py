@@ -11,14 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress launch allocator rendezvous runtime distributed hardware sizing run_config settings presets
-    schedules doctor storage
+    errors progress compile_cache launch allocator rendezvous runtime distributed hardware sizing run_config settings
+    presets price schedules doctor storage hub
     tokenizer_input bpe tokenizer compression conversation
     prefetch parquet corpus_base primer corpus_files shards corpus
     packing streams shares supply loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
-    checkpoint metrics trainer
+    checkpoint metrics guards trainer
     twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve

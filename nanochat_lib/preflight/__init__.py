@@ -123,6 +123,7 @@ def roofline(config: RunConfig, chip: Chip, products: float, memory: float) -> d
         "product_seconds": products, "memory_seconds": memory, "step_seconds": seconds,
         "mfu": analytic.step_flops(config) / peak / seconds, "tokens_per_s": horizon.batch_tokens / seconds,
         "hours": hours, "usd": price(chip.usd_hour), "usd_spot": price(chip.usd_hour_spot),
+        "usd_given": config.ops.usd_per_hour * hours if config.ops.usd_per_hour > 0 else None,
     }  # fmt: skip
 
 
@@ -233,8 +234,18 @@ def print_preflight(
     profile: bool = False,
     precision: bool = False,
     search_rows: bool = False,
+    run_dir: str | None = None,
+    save: bool = False,
 ) -> int:
-    """Prints the page; 0 when the step fits, 1 when it does not."""
+    """Prints the page; 0 when the step fits, 1 when it does not.
+
+    With `run_dir`, what its run was expected to do stands beside what it did; `save` keeps this page's figures there.
+    """
+    from nanochat_lib.metrics import MetricsLog
+    from nanochat_lib.preflight import outcome
+
+    if save and (not run_dir or search_rows):
+        raise UserError("preflight --save keeps the page's figures in a run's folder; name it with --run-dir")
     if search_rows:
         return print_search(config, as_json)
     if precision and config.target.kind == "gpu":
@@ -246,13 +257,23 @@ def print_preflight(
         raise UserError(f"preflight --precision reads the compiled step; {EXTRA}")
     if precision and not report.get("matmuls"):
         raise UserError(f"the step does not fit, so there is none to read; change: {report['advice']}")
+    if save:
+        outcome.save(run_dir, config, report)
+    compared = None
+    if run_dir:
+        records = MetricsLog(Path(run_dir) / "metrics.jsonl").read("pretrain")
+        compared = outcome.compare(run_dir, records, outcome.prediction(config, report))
     if as_json:
-        print(json.dumps(report, indent=1))
+        print(json.dumps(report | ({"outcome": compared} if compared else {}), indent=1))
     elif precision:
         print(page.precision(report))
     else:
         shown = report if profile else {name: value for name, value in report.items() if name != "profile"}
         print(page.page(shown))
+    if compared and not as_json:
+        heads = [("", "predicted", "actual", "ratio")]
+        print(f"\n{outcome.title(*compared.values())}")
+        print(page.table(heads + outcome.rows(*compared.values())))
     return 0 if report["fits"] else 1
 
 

@@ -113,6 +113,14 @@ def money(value: float | None) -> str:
     return "price unknown" if value is None else f"${value:,.0f}"
 
 
+def cost(bound: dict) -> tuple[str, str]:
+    if bound["usd_given"] is not None:
+        return "cost at ops.usd_per_hour", money(bound["usd_given"])
+    if bound["usd"] is None and bound["usd_spot"] is None:
+        return "cost", "price unknown, set ops.usd_per_hour"
+    return f"cost on demand / spot ({PRICE_DATE} prices)", f"{money(bound['usd'])} / {money(bound['usd_spot'])}"
+
+
 def bound(report: dict) -> str:
     b = report["bound"]
     rows = [
@@ -122,7 +130,7 @@ def bound(report: dict) -> str:
         ("so MFU, of the bfloat16 peak, is at most", f"{b['mfu']:.1%}"),
         ("tokens per second at most", f"{b['tokens_per_s']:,.0f}"),
         (f"{report['steps']:,} steps take at least", f"{b['hours']:.2f} h"),
-        (f"cost on demand / spot ({PRICE_DATE} prices)", f"{money(b['usd'])} / {money(b['usd_spot'])}"),
+        cost(b),
     ]
     return "roofline: the floor of a step, which no program can beat\n" + table(rows)
 

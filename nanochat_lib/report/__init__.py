@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.preflight import outcome
+from nanochat_lib.report import money
 from nanochat_lib.storage import atomic_write_json, atomic_write_text, read_json
 
 STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
@@ -45,9 +47,11 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
     """The content of report.json for the run in `run_dir`.
 
     `preset`, `seed`, `machine`, `stages` (each with `seconds` and its figures, null when it has not finished),
-    `total_seconds` over all stages, `cost_usd` (null on an own machine), `mine` (which exercise functions of the course
-    were the learner's, null when none was asked for), `samples`, `missing` (stages without a result)
-    and `problems` (files or lines that could not be read). `machine` defaults to this one.
+    `total_seconds` and `cost_usd` over all stages (each has its own `cost_usd` too; null on an own machine and where no
+    price is known), `restarts` (money.restarts; null when there were none), `prediction` (preflight/outcome.py: what
+    was `predicted` beside the `actual`, null when nothing was), `mine` (which exercise functions of the course were the
+    learner's, null when none was asked for), `samples`, `missing` (stages without a result) and `problems` (files or
+    lines that could not be read). `machine` defaults to this one.
     Raises UserError when the folder holds no run.
     """
     folder = Path(run_dir)
@@ -58,7 +62,10 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
     config = read_json(folder / "config.json")
     config = config if isinstance(config, dict) else {}
     problems: list[str] = []
+    machine = dict(machine or _machine(folder, config))
     stages: dict[str, dict | None] = {}
+    costs: dict[str, float | None] = {}
+    rates: dict[str, float | None] = {}  # USD an hour
     total, samples = 0.0, []
     for name in STAGES:
         record = _stage_record(folder / "stages" / f"{name}.json", problems)
@@ -66,22 +73,25 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         if not record:
             continue
         total += record["seconds"]
+        costs[name] = money.cost(record, machine.get("usd_hour"))
+        rates[name] = costs[name] and costs[name] / (record["seconds"] or 1.0) * 3600
         if not record.get("finished"):
             problems.append(f"{name} was stopped after {record['seconds']:.0f} s and has no result yet")
             continue
         figures = _finite(record["figures"], name, problems)
         samples += [s for s in figures.pop("samples", None) or [] if isinstance(s, dict)]
-        stages[name] = {"seconds": record["seconds"], **figures}
-    problems += read_metrics(folder / "metrics.jsonl")[1]
-    machine = dict(_machine(folder) if machine is None else machine)
-    rate = machine.get("usd_hour")
+        stages[name] = {"seconds": record["seconds"], "cost_usd": costs[name], **figures}
+    records, found = read_metrics(folder / "metrics.jsonl")
+    problems += found
     return {
         "preset": config.get("preset"),
         "seed": config.get("seed"),
         "machine": {name: value for name, value in machine.items() if name not in MACHINE_NOISE},
         "stages": stages,
         "total_seconds": total,
-        "cost_usd": round(rate * total / 3600, 4) if rate else None,
+        "cost_usd": money.total(list(costs.values())),
+        "restarts": money.restarts(records, rates),
+        "prediction": outcome.compare(folder, records),
         "mine": _mine(folder, problems),
         "samples": samples,
         "missing": [name for name in STAGES if stages[name] is None],
@@ -149,8 +159,18 @@ def _finite(value: object, where: str, problems: list[str]) -> object:
     return value
 
 
-def _machine(folder: Path) -> dict:
-    """Where the run ran: what its last report says when no stage has run since, else this machine."""
+def _machine(folder: Path, config: dict) -> dict:
+    """Where the run ran and its price: its last report's machine when no stage has run since, else this one."""
+    from nanochat_lib.presets import OpsConfig
+    from nanochat_lib.price import price
+
+    found, saved = _where(folder), config.get("ops") or {}
+    ops = OpsConfig(usd_per_hour=saved.get("usd_per_hour", -1.0), spot=saved.get("spot", False))
+    usd, source = price(ops, found.get("device_kind") or "cpu", found.get("devices") or 1)
+    return found | {"usd_hour": usd, "price": source}
+
+
+def _where(folder: Path) -> dict:
     from nanochat_lib.hardware import machine
 
     earlier = folder / "report.json"

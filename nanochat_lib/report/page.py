@@ -65,7 +65,10 @@ def headline(report: dict) -> list[tuple[str, str]]:
         count, _, label = share_line(report["mine"]).partition(" exercise ")
         found.append((count, f"exercise {label}"))
     if report["cost_usd"] is not None:
-        found.append((f"${report['cost_usd']:.2f}", "cost of the rented machine"))
+        found.append((tables.usd(report["cost_usd"]), "cost of the rented machine"))
+    if lost := report.get("restarts"):
+        count = f"{lost['count']} restart{'s' * (lost['count'] > 1)}"
+        found.append((format_seconds(lost["lost_seconds"]), f"lost to {count}"))
     return found
 
 
@@ -100,7 +103,18 @@ def to_markdown(report: dict) -> str:
     if report.get("mine"):
         parts += ["## Your functions", *map(md_escape, mine_lines(report["mine"]))]
     parts += ["## Time and cost", tables.time_table(report).to_markdown()]
+    if report.get("restarts"):
+        parts += ["## Restarts", tables.restarts_table(report["restarts"]).to_markdown()]
+    if report.get("prediction"):
+        parts += ["## Predicted and actual", md_escape(_prediction_title(report))]
+        parts += [tables.prediction_table(report["prediction"]).to_markdown()]
     return "\n\n".join(parts) + "\n"
+
+
+def _prediction_title(report: dict) -> str:
+    from nanochat_lib.preflight import outcome
+
+    return f"Pretraining, {outcome.title(**report['prediction'])}."
 
 
 def share_line(mine: dict) -> str:
@@ -182,6 +196,12 @@ def to_html(report: dict, records: list[dict]) -> str:
     body.append(
         f'<div class="pair">{_table(tables.time_table(report))}{_table(tables.machine_table(report["machine"]))}</div>'
     )
+    if report.get("restarts"):
+        body += ["<h2>Restarts</h2>", _table(tables.restarts_table(report["restarts"]))]
+    if report.get("prediction"):
+        title = html.escape(_prediction_title(report))
+        table = _table(tables.prediction_table(report["prediction"]))
+        body += [f'<h2>Predicted and actual</h2><p class="faint">{title}</p>', table]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing in this page may load or run
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -62,6 +62,7 @@ FIGURES = {  # name in report.json -> (label, kind)
     "pass_at_k_last": ("pass@1…k after", "percents"),
     "collapsed_share": ("groups that taught nothing (equal rewards)", "percent"),
     "peak_memory_gb": ("peak memory so far (GB)", "number"),
+    "device_peak_gb": ("peak memory of a device so far (GB)", "number"),
 }
 
 
@@ -217,20 +218,44 @@ def summary_table(report: dict) -> Table:
 
 
 def time_table(report: dict) -> Table:
-    """Seconds and cost of each stage, and their sum."""
-    total, cost = report["total_seconds"], report["cost_usd"]
+    """Seconds and cost of each stage, and their sum, stages that have not finished included."""
+    unknown = report["machine"].get("price", "own machine")
 
-    def price(seconds: float) -> str:
-        return f"${cost * seconds / total:.2f}" if cost is not None and total else "own machine"
+    def row(title: str, part: dict, seconds: str) -> tuple[str, str, str]:
+        return title, format_seconds(part[seconds]), usd(part.get("cost_usd"), unknown)
 
     rows = []
     for name, title in STAGE_TITLES.items():
         stage = report["stages"].get(name)
-        rows.append(
-            (title, format_seconds(stage["seconds"]), price(stage["seconds"])) if stage else (title, "not run", "")
-        )
-    rows.append(("total", format_seconds(total), price(total)))
+        rows.append(row(title, stage, "seconds") if stage else (title, "not run", ""))
+    rows.append(row("total", report, "total_seconds"))
     return Table(("stage", "time", "cost"), rows)
+
+
+def usd(value: float | None, unknown: str = "–") -> str:
+    return f"${value:,.2f}" if value is not None else unknown
+
+
+def restarts_table(restarts: dict) -> Table:
+    """What stops and restarts cost: steps computed a second time, and waiting for the restart."""
+    lost, waiting = usd(restarts["lost_usd"]), usd(restarts["waiting_usd"])
+    rows = [
+        (f"{restarts['steps_twice']:,} steps computed twice", format_seconds(restarts["again_seconds"]), lost),
+        (
+            "waiting, from the last step to the restart", format_seconds(restarts["waiting_seconds"]),
+            f"{waiting} if the machine stayed on" if restarts["waiting_usd"] else waiting,
+        ),
+        ("together", format_seconds(restarts["lost_seconds"]), ""),
+    ]  # fmt: skip
+    plural = "s" * (restarts["count"] > 1)
+    return Table((f"lost to {restarts['count']} restart{plural}", "time", "cost"), rows)
+
+
+def prediction_table(prediction: dict) -> Table:
+    """What pretraining was expected to do, beside what it did."""
+    from nanochat_lib.preflight import outcome
+
+    return Table(("", "predicted", "actual", "ratio"), outcome.rows(prediction["predicted"], prediction["actual"]))
 
 
 def continuations_table(samples: list[dict]) -> Table:
@@ -253,6 +278,14 @@ def answers_table(samples: list[dict]) -> Table:
     return Table(columns, rows, wide=columns)
 
 
+def hourly_rate(machine: dict) -> str | None:
+    """The price with its source; what to set where a rented machine's is not known; None for an own machine."""
+    source = machine.get("price")
+    if machine.get("usd_hour"):
+        return f"${machine['usd_hour']:.2f}" + (f" ({source})" if source else "")
+    return "unknown, set ops.usd_per_hour" if source == "price unknown" else None
+
+
 def machine_table(machine: dict) -> Table:
     """The machine, in the words a person would use."""
     gib = 2**30
@@ -262,7 +295,7 @@ def machine_table(machine: dict) -> Table:
         ("cores", machine.get("cores")),
         ("memory", f"{machine['memory_bytes'] / gib:.1f} GiB" if machine.get("memory_bytes") else None),
         ("devices", f"{machine['devices']} × {machine.get('device_kind')}" if machine.get("devices") else None),
-        ("hourly rate", f"${machine['usd_hour']:.2f}" if machine.get("usd_hour") else None),
+        ("hourly rate", hourly_rate(machine)),
         ("Python", machine.get("python")),
     )
     return Table(("machine", "value"), [(name, str(value)) for name, value in known if value is not None])

@@ -44,7 +44,8 @@ def check(cases: list[dict], results: list[dict]) -> None:
         assert "error" not in found, f"{asked}: {found['error']}"
         # Ours is three kernels, splash two: forward, and one backward for all gradients.
         assert found["kernels"] == (3 if asked["backend"] == "pallas" else 2), asked
-        assert found["temp_mib"] < SCORES_MIB / 4, asked
+        scores = SCORES_MIB / (2 if asked["dtype"] == "bfloat16" else 1)
+        assert found["temp_mib"] < 0.6 * scores, asked  # a few arrays of queries and gradients, no scores
 
 
 @pytest.mark.parametrize("backend", ["pallas", "splash"])

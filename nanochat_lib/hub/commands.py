@@ -1,0 +1,101 @@
+"""`nanochat data …`: get, and list what is there."""
+
+from __future__ import annotations
+
+import argparse
+
+from nanochat_lib.errors import UserError
+from nanochat_lib.hub.sets import SETS, DataSet, Shards, data_home, named
+
+WORKERS, MOST_WORKERS = 4, 32
+WAIT = 3600.0  # seconds for another process that fetches the same
+
+
+def get(args: argparse.Namespace) -> int:
+    from nanochat_lib.hub.get import count_of
+    from nanochat_lib.hub.get import get as fetch
+
+    if not 1 <= args.workers <= MOST_WORKERS:
+        raise UserError(f"--workers {args.workers} is out of range: 1 to {MOST_WORKERS} files at once")
+    entries = [named(name) for name in dict.fromkeys(args.names)]
+    shards = count_of(entries, args.shards, args.preset)
+    for entry in entries:
+        entry.parts(shards)  # a number out of range stops here, before anything is fetched
+    if args.plan:
+        from nanochat_lib.hub.plan import print_plan
+
+        print_plan(entries, shards, args.preset if args.shards is None else None)
+        return 0
+    return fetch(entries, shards, args.workers, args.wait)
+
+
+def show(args: argparse.Namespace) -> None:
+    from nanochat_lib.hub.local import bytes_here
+    from nanochat_lib.hub.pool import format_bytes
+
+    print(f"in {data_home()} (NANOCHAT_BASE_DIR)")
+    for entry in SETS.values():
+        whole, partial = bytes_here(entry)
+        size = format_bytes(whole) if whole else "-"
+        state = _state(entry) + (f"; {format_bytes(partial)} of unfinished files" if partial else "")
+        print(f"{entry.name:12} {size:>9}  {entry.about}\n{'':24}{state}")
+
+
+def _state(entry: DataSet) -> str:
+    from nanochat_lib.hub.ledger import sizes
+    from nanochat_lib.hub.local import file_problem, lacking, shards_here
+
+    if not isinstance(entry, Shards):
+        missing = lacking(entry)
+        whole = len(entry.parts()) - len(missing)
+        bad = [f"{part}: {problem}" for part, problem in missing.items() if problem != "missing"]
+        absent = [part for part, problem in missing.items() if problem == "missing"]
+        words = ["all there"] if not missing else ["nothing there"] if not whole and not bad else []
+        words += [f"missing: {', '.join(absent)}"] if absent and not words else []
+        return "; ".join([*words, *bad])
+    here, known, folder = shards_here(entry), sizes(), data_home() / entry.where
+    if not here:
+        return "nothing there"
+    bad = {name: problem for name in here if (problem := file_problem(folder / name, known))}
+    good = [name for name in here if name not in bad]
+    training = len([name for name in good if name != entry.validation()])
+    words = [f"{training:,} of {entry.last:,} training shards"]
+    words.append(
+        "validation shard" if entry.validation() in good else f"MISSING: validation shard {entry.validation()}"
+    )
+    return "; ".join([*words, *(f"broken: {name}, {problem}" for name, problem in bad.items())])
+
+
+def _get_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help=", ".join(SETS))
+    parser.add_argument(
+        "--shards", type=int, metavar="N", help="training shards of climbmix or fineweb-edu, from the first"
+    )
+    parser.add_argument("--preset", metavar="NAME", help="as many shards as this preset trains on, by estimate")
+    parser.add_argument("--workers", type=int, default=WORKERS, metavar="K", help=f"files at once (default {WORKERS})")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=WAIT,
+        metavar="S",
+        help="seconds to wait for another process that fetches the same",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="fetch nothing; say how many shards, GB and minutes it takes"
+    )
+
+
+ACTIONS = {
+    "get": (get, _get_options, "fetch data sets, or what is missing of them", "nanochat data get climbmix --shards 8"),
+    "list": (show, lambda parser: None, "show what is on this machine and what is missing", "nanochat data list"),
+}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions to the parser of `nanochat data`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
+    for name, (function, add_options, about, example) in ACTIONS.items():
+        sub = actions.add_parser(name, help=about, description=about.capitalize() + ".", epilog=f"example: {example}")
+        add_options(sub)
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+        sub.set_defaults(act=function)
