@@ -1,4 +1,4 @@
-"""scripts/cloud: what machines are told to do is what nanochat understands, by each tool's own parser where it is there.
+"""scripts/cloud: what machines are told is understood, by nanochat and by each tool's own parser.
 
 Nothing is rented here. Scripts run with pretended tools in a PATH of their own.
 """
@@ -23,7 +23,7 @@ import yaml
 
 from nanochat_lib.cli import build_parser
 from nanochat_lib.hardware import CHIPS, PRICE_DATE, TOPOLOGIES
-from nanochat_lib.presets import PRESETS, preset
+from nanochat_lib.presets import PRESETS, flatten, preset
 from nanochat_lib.sizing import flops_per_token
 
 ROOT = Path(__file__).parents[1]
@@ -212,6 +212,7 @@ def test_shellcheck_finds_nothing(path) -> None:
 # ---- SkyPilot
 
 VARIABLES = set(re.findall(r"^#   (NANOCHAT_\w+)", (CLOUD / "train.sh").read_text(), re.M))
+PROCESSES = {"NANOCHAT_COORDINATOR", "NANOCHAT_PROCESSES", "NANOCHAT_PROCESS_ID"}
 SKY_CHIPS = {
     "tpu-v5litepod-8": ("v5e", 8), "tpu-v6e-8": ("v6e", 8), "tpu-v6e-64": ("v6e", 64),
     "tpu-v5p-16": ("v5p", 8),  # cores, two a chip
@@ -305,27 +306,13 @@ def test_a_kubernetes_job_starts_again_what_was_stopped(path) -> None:
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
-    codes = {
-        rule["action"]: rule["onExitCodes"]["values"]
-        for rule in spec["podFailurePolicy"]["rules"]
-        if "onExitCodes" in rule
-    }
-    assert codes == {"FailJob": [2], "Ignore": [75]}
-    names = {
-        rule["onExitCodes"]["containerName"] for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule
-    }
-    assert names == {container["name"]}
+    rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert {rule["action"]: rule["onExitCodes"]["values"] for rule in rules} == {"FailJob": [2], "Ignore": [75]}
+    assert {rule["onExitCodes"]["containerName"] for rule in rules} == {container["name"]}
     assert pod["terminationGracePeriodSeconds"] >= 120
     (command,) = container["args"]
     assert container["command"] == ["bash", "-c"] and command.rstrip().endswith("exec bash scripts/cloud/train.sh")
-    own = {
-        "NANOCHAT_REPOSITORY",
-        "NANOCHAT_BASE_DIR",
-        "NANOCHAT_COORDINATOR",
-        "NANOCHAT_PROCESSES",
-        "NANOCHAT_PROCESS_ID",
-    }
-    assert env.keys() <= VARIABLES | own
+    assert env.keys() <= VARIABLES | PROCESSES | {"NANOCHAT_REPOSITORY", "NANOCHAT_BASE_DIR"}
     target = preset(env["NANOCHAT_PRESET"]).target
     per_pod = container["resources"]["limits"][f"{'nvidia.com/gpu' if target.kind == 'gpu' else 'google.com/tpu'}"]
     assert per_pod * spec["completions"] == target.devices
@@ -465,12 +452,7 @@ def test_the_commands_of_the_page_exist() -> None:
         given = [word for word in words if re.fullmatch(r"[A-Z_]+=.*", word)]
         for word in given:
             name, _, value = word.partition("=")
-            assert name in VARIABLES | {
-                "XLA_FLAGS",
-                "NANOCHAT_COORDINATOR",
-                "NANOCHAT_PROCESSES",
-                "NANOCHAT_PROCESS_ID",
-            }
+            assert name in VARIABLES | PROCESSES | {"XLA_FLAGS"}
             if name == "NANOCHAT_PRESET":
                 preset(value)
         words = [word for word in words if word not in given]
@@ -491,10 +473,7 @@ def test_the_page_names_every_recipe_and_only_these() -> None:
     named = set(re.findall(r"`(?:scripts/cloud/)?([\w-]+\.(?:yaml|sbatch|py|sh))`", text))
     helpers = {"tpu_machine.py", "attach.sh", "setup.sh"}
     assert recipes - helpers == {Path(name).name for name in named} - helpers
-    for name in re.findall(r"`(pretrain\.\w+|ops\.\w+)", text):
-        assert any(
-            name.split("=")[0] == key for key in __import__("nanochat_lib.presets").presets.flatten(preset("cpu"))
-        )
+    assert set(re.findall(r"`(?:-s )?((?:pretrain|ops)\.\w+)", text)) <= flatten(preset("cpu")).keys()
 
 
 def test_the_costs_of_the_page_are_the_tables() -> None:

@@ -127,7 +127,7 @@ class World:
     def run(self, *options: str, zones: str = "a,b", path: str | None = None) -> World:
         words = ["--preset", "tpu-v6e-8-d24", "--durable", "gs://bucket/run", "--name", "mine", "--zones", zones]
         self.done = subprocess.run(
-            [sys.executable, "-c", DRIVER.format(cloud=str(CLOUD)), *words, *options],
+            [sys.executable, "-S", "-c", DRIVER.format(cloud=str(CLOUD)), *words, *options],
             env=os.environ | {"FAKE": str(self.folder), "PATH": path or f"{self.bin}:{os.environ['PATH']}"},
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip

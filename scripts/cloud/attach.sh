@@ -30,6 +30,7 @@ fi
 from=-20 # lines of the log that were seen before
 if ! running && [ "$(cat "$folder/attempt" 2>/dev/null)" != "$attempt" ]; then
   rm -f "$folder/code"
+  : >"$folder/log" # before it is followed
   # shellcheck disable=SC2016 # the inner shell is to expand it
   setsid nohup bash -c 'code=0; "$@" || code=$?; echo $code >"$0/code"' "$folder" "$@" \
     >"$folder/log" 2>&1 </dev/null 9>&- &
@@ -40,5 +41,5 @@ if ! running && [ "$(cat "$folder/attempt" 2>/dev/null)" != "$attempt" ]; then
 fi
 flock -u 9
 
-tail -n "$from" -F --pid="$pid" "$folder/log" 2>/dev/null 9>&- || true
+tail -n "$from" -s 0.5 -F --pid="$pid" "$folder/log" 2>/dev/null 9>&- || true
 exit "$(cat "$folder/code" 2>/dev/null || echo 137)" # without a code it was killed
