@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -77,6 +78,7 @@ class Machine:
         self.no_quota: set[str] = set()  # zones
         self.attempt = ""  # of the training that may run
         self.leaving = False  # gcloud is then kept from the terminal's Ctrl-C
+        self.starting, self.pending = False, 0  # gcloud is being started; the signal that came meanwhile
 
     # ---- what gcloud is told --------------------------------------------------------------------------------------
 
@@ -116,13 +118,23 @@ class Machine:
     def run(self, command: list[str], show: bool = False, limit: float | None = None) -> subprocess.CompletedProcess:
         """Runs gcloud for `limit` seconds at most; what it prints is kept, or shown as it comes."""
         kept = None if show else subprocess.PIPE
+        self.starting = True  # a signal now would leave gcloud running without us
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, text=True, start_new_session=self.leaving
+        )
+        self.starting = False
         try:
-            return subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, text=True, timeout=limit,
-                start_new_session=self.leaving,
-            )  # fmt: skip
+            if self.pending:
+                signal.raise_signal(self.pending)
+            out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
+            process.kill()
             return subprocess.CompletedProcess(command, 255, "", f"no answer in {limit:g} s")
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out or "", err or "")
 
     # ---- how things stand -----------------------------------------------------------------------------------------
 

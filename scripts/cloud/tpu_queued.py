@@ -104,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     def stop(number: int, frame: object) -> None:
-        if not machine.leaving:  # a second one changes nothing: what costs money is deleted first
+        if machine.starting:
+            machine.pending = number
+        elif not machine.leaving:  # a second one changes nothing: what costs money is deleted first
             machine.leaving = True
             raise Stop(130 if number == signal.SIGINT else 143, "stopped")
 
