@@ -200,12 +200,16 @@ def check_platform(wanted: str) -> None:
 
 
 def tpu_holder(devices: Iterable[str] = ("/dev/accel", "/dev/vfio/"), lock: str = "/tmp/libtpu_lockfile") -> str:
-    """Who keeps the TPU from us, for a message: a process that has it open, or the lock file one left behind."""
+    """Who keeps the TPU from us, for a message: a process that has it or its lock file open, or a lock left behind."""
     for handle in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
-            if os.readlink(handle).startswith(tuple(devices)) and int(handle.parts[2]) != os.getpid():
+            if os.readlink(handle).startswith((*devices, lock)) and int(handle.parts[2]) != os.getpid():
                 return f": process {handle.parts[2]} holds the TPU, end it first"
-    return f": {lock} is left of an earlier process, remove it" if Path(lock).exists() else ""
+    if not Path(lock).exists():
+        return ""
+    if os.geteuid():  # the files that other users' processes have open are not shown
+        return f": {lock} is there; `sudo fuser {lock}` shows whose it is, if nobody's remove it: sudo rm -f {lock}"
+    return f": {lock} is left of an earlier process, remove it: rm -f {lock}"
 
 
 def agree(**values: str) -> None:

@@ -31,6 +31,8 @@ LIBTPU_LOCK = "/tmp/libtpu_lockfile"
 PCI = "/sys/bus/pci/devices/*"
 GOOGLE = "0x1ae0"
 TPU_DEVICES = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2-3, v4, v5p, v5e, v6e, 7x
+TPU_NODES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")  # what the system offers of the chips
+PRODUCT = "/sys/class/dmi/id/product_name"
 NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
 
@@ -113,22 +115,44 @@ def accelerator_problems(machine: Machine, found: dict[str, str | None]) -> list
         return []
     driver, chips = nvidia_driver(), tpu_chips()
     if driver is None and not chips:
-        return []
+        return _lost_tpu(found)
     what = "a TPU" if chips else "an NVIDIA GPU"
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and not {"tpu", "cuda", "gpu"} & set(platforms.split(",")):
         return [Problem(f"{what} is there, but JAX_PLATFORMS={platforms} keeps JAX off it", "unset JAX_PLATFORMS")]
     if chips and "libtpu" not in found:
         return [Problem(f"{what} is there, but JAX computes on the CPU", "NANOCHAT_EXTRAS=tpu bash scripts/setup.sh")]
+    if chips and not any(glob.glob(nodes) for nodes in TPU_NODES):
+        what = f"{chips} TPU chips are on the bus, but the system offers none of them ({', '.join(TPU_NODES)})"
+        return [Problem(what, "sudo reboot; if that does not help delete the machine and make a new one")]
     if chips:
+        from nanochat_lib.distributed import tpu_holder
+
         fix = f"end the other program that uses it, then: sudo rm -f {LIBTPU_LOCK}"
         held = f"{LIBTPU_LOCK} says it is in use" if os.path.exists(LIBTPU_LOCK) else "another program may hold it"
+        held = tpu_holder(lock=LIBTPU_LOCK).removeprefix(": ") or held
         return [Problem(f"{what} is there, but JAX computes on the CPU ({held})", fix)]
     if not any(name.startswith("jax-cuda") for name in found):
         extra = "cuda13" if driver >= 580 else "cuda12"
         fix = f"NANOCHAT_EXTRAS={extra} bash scripts/setup.sh"
         return [Problem(f"{what} is there, but JAX computes on the CPU", fix)]
     return [Problem(f"{what} and JAX's CUDA plugin are there, but JAX computes on the CPU", "nvidia-smi")]
+
+
+def _lost_tpu(found: dict[str, str | None]) -> list[Problem]:
+    """A machine of Google's that was set up for a TPU and has none: stopped and started, or moved by maintenance."""
+    try:
+        product = Path(PRODUCT).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return []
+    if not product.startswith("Google") or "libtpu" not in found:
+        return []
+    what = f"libtpu is installed on this machine ({product}), but it has no TPU chip: was it stopped and started again?"
+    fix = (
+        "sudo reboot; else from outside: gcloud compute tpus tpu-vm describe NAME --zone=ZONE (state and health), "
+        "delete it, make a new one"
+    )
+    return [Problem(what, fix)]
 
 
 def estimate_bytes(config: RunConfig) -> int:

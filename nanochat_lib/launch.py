@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +59,9 @@ def decide(options: Options, env: Mapping[str, str], tpu: bool) -> Plan:
         if index >= count:
             raise UserError(f"NANOCHAT_PROCESS_ID is {index}, must be from 0 to {count - 1} (NANOCHAT_PROCESSES - 1)")
         return Plan("given", timeout, port, _address(coordinator, port), count, index)
+    if (found := _one_process_a_node(env, tpu)) is not None:
+        host, count, index = found
+        return Plan("given", timeout, port, _address(host, port), count, index)
     return Plan(_surroundings(env, tpu), timeout, port)
 
 
@@ -82,6 +88,56 @@ def _address(coordinator: str, port: int | None) -> str:
     return f"{host}:{tail}"
 
 
+def _one_process_a_node(env: Mapping[str, str], tpu: bool) -> tuple[str, int, int] | None:
+    """(host of process 0, count, index) where one process was started on each of several nodes.
+
+    JAX does not know SkyPilot; under SLURM it would give each process one GPU, as if there were one process a GPU.
+    Raises UserError where SLURM has several nodes but this process was started without srun: the others would idle.
+    """
+    nodes = env.get("SLURM_JOB_NUM_NODES", "1")
+    if "SLURM_JOB_ID" in env and nodes != "1" and "SLURM_STEP_NODELIST" not in env:
+        raise UserError(
+            f"this Slurm job has {nodes} nodes, but the run was started on one of them only; start it on all: "
+            f"{on_all_workers(env, tpu)} (NANOCHAT_PROCESSES=1: on this one alone)"
+        )
+    if tpu:  # the numbers must be those of the slice's own workers, which JAX finds out
+        return None
+    if env.get("SKYPILOT_NUM_NODES", "1") != "1" and {"SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK"} <= env.keys():
+        return env["SKYPILOT_NODE_IPS"].split()[0], int(env["SKYPILOT_NUM_NODES"]), int(env["SKYPILOT_NODE_RANK"])
+    tasks = env.get("SLURM_NTASKS", "1")
+    if (
+        tasks != "1"
+        and env.get("SLURM_STEP_NUM_NODES") == tasks
+        and {"SLURM_STEP_NODELIST", "SLURM_PROCID"} <= env.keys()
+    ):
+        return _first_host(env["SLURM_STEP_NODELIST"]), int(tasks), int(env["SLURM_PROCID"])
+    return None
+
+
+def _first_host(nodes: str) -> str:
+    """The first of SLURM's "n7", "n7,m1", "n[007-9,12]-a,m1"."""
+    found = re.match(r"([^\[,]+)(?:\[([^-,\]]+)[^\]]*\]([^,]*))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else nodes
+
+
+def on_all_workers(env: Mapping[str, str], tpu: bool) -> str:
+    """The command that starts this program on all workers at once, as far as the surroundings tell; "" when not."""
+    program = Path(sys.argv[0])
+    command = shlex.join(sys.argv) if program.stem == "nanochat" else "COMMAND"
+    if "SLURM_JOB_ID" in env:
+        return f"srun --nodes={env.get('SLURM_JOB_NUM_NODES', 'N')} --ntasks-per-node=1 {command}"
+    if "SKYPILOT_NODE_IPS" in env:
+        count = "" if tpu else f" --num-nodes {env.get('SKYPILOT_NUM_NODES', 'N')}"
+        return f"sky exec CLUSTER{count} {shlex.quote(f'cd {Path.cwd()} && {command}')}"
+    if "KUBERNETES_SERVICE_HOST" in env:
+        return "kubectl get pods: as many as the Job's completions, which parallelism must equal, have to run"
+    if tpu:
+        name, zone = env.get("TPU_NAME", "NAME"), env.get("ZONE", "ZONE")
+        there = shlex.quote(f"cd {Path.cwd()} && {command}")
+        return f"gcloud compute tpus tpu-vm ssh {name} --zone={zone} --worker=all --command={there}"
+    return ""
+
+
 def _surroundings(env: Mapping[str, str], tpu: bool) -> str:
     """The kind of plan when the user has said nothing: several processes only where a cluster says so."""
     slurm = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -89,11 +145,13 @@ def _surroundings(env: Mapping[str, str], tpu: bool) -> str:
         return "cluster"
     if "OMPI_MCA_orte_hnp_uri" in env and env.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
         return "cluster"
-    if "JAX_COORDINATOR_ADDRESS" in env or {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env.keys():
+    workers = env.get("TPU_PROCESS_ADDRESSES") or env.get("TPU_WORKER_HOSTNAMES")
+    if "JAX_COORDINATOR_ADDRESS" in env:
+        return "cluster"
+    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= env.keys() and not (tpu and workers):
         return "cluster"
     if not tpu:
         return "alone"
-    workers = env.get("TPU_PROCESS_ADDRESSES") or env.get("TPU_WORKER_HOSTNAMES")
     if "," in (workers or "") or env.get("MEGASCALE_NUM_SLICES", "1") != "1":
         return "cluster"
     # A TPU VM keeps the list of its workers in its metadata server, which JAX asks.

@@ -69,9 +69,12 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
     target = config.target
     have = "cpu" if target.kind == "cpu" else backend(in_child=not accelerator)
     if have != target.kind:
+        from nanochat_lib.distributed import tpu_holder
+
         raise UserError(
-            f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here; "
-            "use --preset cpu, or install the matching extra (NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
+            f"preset {config.preset} is for {target.devices} × {target.chip} {target.kind}, JAX sees {have} here"
+            f"{tpu_holder() if target.kind == 'tpu' else ''}; use --preset cpu, or install the matching extra "
+            "(NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
         )
     for name, value, known in (("sft.mixture", config.sft.mixture, ("primer",)), ("rl.task", config.rl.task, RL_TASKS)):
         if value not in known:

@@ -14,6 +14,7 @@ import threading
 import time
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.launch import on_all_workers, tpu_chips
 
 RETRY_SECONDS = 0.2
 LINE_BYTES = 8192  # at most, of the one line that each side sends
@@ -22,9 +23,11 @@ PATIENCE = 5.0  # seconds more that a worker waits for process 0's verdict, whic
 
 def checklist(what: str, address: str, timeout: float) -> str:
     """`what` went wrong at the start, and what to look at, a line each."""
+    given = ", each with its own NANOCHAT_PROCESS_ID, counted from 0"
+    command = on_all_workers(os.environ, tpu_chips(os.environ))
     lines = [
         f"{what}; waited {timeout:g} s at {address}",
-        "  - start the same command on every worker, each with its own NANOCHAT_PROCESS_ID, counted from 0",
+        f"  - start the same command on every worker{f': {command}' if command else given}",
         f"  - every worker must reach {address}: open the port in the firewall or take another (NANOCHAT_COORDINATOR)",
         "  - every worker needs the same code, packages and run folder",
         "  - workers that start slowly: raise NANOCHAT_COORDINATOR_TIMEOUT (seconds)",

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_lib import distributed, launch, rendezvous
+from nanochat_lib import distributed, launch, pipeline, rendezvous
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, Plan, decide
+from nanochat_lib.presets import preset
 
 ROOT = Path(distributed.__file__).parents[1]
 
@@ -38,6 +39,8 @@ SLURM = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"
 }  # fmt: skip
 
+SKYPILOT = {"SKYPILOT_NUM_NODES": "3", "SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6\n10.0.0.7", "SKYPILOT_NODE_RANK": "2"}
+
 
 @pytest.mark.parametrize(
     ("env", "tpu", "kind"),
@@ -54,6 +57,17 @@ SLURM = {
         ({"JAX_COORDINATOR_ADDRESS": "node1:1"}, False, "cluster"),
         ({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0"}, False, "cluster"),
         ({"KUBERNETES_SERVICE_HOST": "x"}, False, "alone"),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1"}, False, "cluster"),  # a process for each GPU: JAX's way
+        (SLURM | {"SLURM_STEP_NUM_NODES": "2"}, False, "given"),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "2"}, True, "cluster"),
+        (SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "2"}, False, "alone"),
+        (SKYPILOT, False, "given"),
+        (SKYPILOT | {"SKYPILOT_NUM_NODES": "1"}, False, "alone"),
+        (SKYPILOT, True, "ask"),  # a slice counts its workers itself
+        (SKYPILOT | NANOCHAT, False, "given"),
+        (SKYPILOT | {"NANOCHAT_PROCESSES": "1"}, False, "alone"),
+        ({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0", "TPU_WORKER_HOSTNAMES": "w0"}, True, "alone"),
+        ({"KUBERNETES_SERVICE_HOST": "x", "JOB_COMPLETION_INDEX": "0", "TPU_WORKER_HOSTNAMES": "a,b"}, True, "cluster"),
         # TPU machines: one host of its own is no cluster, and a host without chips is no TPU machine.
         ({"TPU_WORKER_HOSTNAMES": "w0,w1"}, True, "cluster"),
         ({"TPU_PROCESS_ADDRESSES": "w0:1,w1:1"}, True, "cluster"),
@@ -77,6 +91,51 @@ def test_where_the_processes_meet():
     }.items():  # fmt: skip
         assert decide(Options(given, 2, 1), {}, False).address == wanted
     assert decide(Options(), {"NANOCHAT_COORDINATOR_TIMEOUT": "7"}, True) == Plan("ask", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n7,m1", "n7"), ("n[1-2]", "n1"), ("n[007-9,12],m[3]", "n007"), ("n[12,14]-gpu,m1", "n12-gpu"), ("a-1", "a-1")],
+)
+def test_one_process_a_node_needs_nothing_but_its_scheduler(nodes, first):
+    slurm = SLURM | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": nodes}
+    assert decide(Options(), slurm, False) == Plan("given", 120.0, None, f"{first}:8476", 2, 1)
+    assert decide(Options(port=9, timeout=3), SKYPILOT, False) == Plan("given", 3.0, 9, "10.0.0.5:9", 3, 2)
+
+
+@pytest.mark.parametrize("tpu", [False, True])
+def test_one_node_of_several_is_refused_with_the_command_for_all(monkeypatch, tpu):
+    monkeypatch.setattr(launch.sys, "argv", ["/x/.venv/bin/nanochat", "pretrain", "--run-dir", "a b"])
+    with pytest.raises(UserError) as e:
+        decide(Options(), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}, tpu)
+    command = "srun --nodes=4 --ntasks-per-node=1 /x/.venv/bin/nanochat pretrain --run-dir 'a b'"
+    assert "has 4 nodes" in str(e.value) and command in str(e.value) and "\n" not in str(e.value)
+    alone = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "NANOCHAT_PROCESSES": "1"}
+    assert decide(Options(), alone, tpu).kind == "alone"
+
+
+@pytest.mark.parametrize(
+    ("env", "tpu", "command"),
+    [
+        ({"TPU_NAME": "mine", "ZONE": "us-east5-b"}, True, "gcloud compute tpus tpu-vm ssh mine --zone=us-east5-b "),
+        ({}, True, "gcloud compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all --command='cd /there && "),
+        ({"SLURM_JOB_ID": "7"}, False, "srun --nodes=N --ntasks-per-node=1 "),
+        (SKYPILOT, False, "sky exec CLUSTER --num-nodes 3 'cd /there && "),
+        (SKYPILOT, True, "sky exec CLUSTER 'cd /there && "),
+        ({"KUBERNETES_SERVICE_HOST": "x"}, False, "kubectl get pods"),
+        ({}, False, ", each with its own NANOCHAT_PROCESS_ID"),
+    ],
+)
+def test_the_checklist_has_the_command_that_starts_all_workers(monkeypatch, env, tpu, command):
+    monkeypatch.setattr(launch.sys, "argv", ["/there/.venv/bin/nanochat", "pretrain", "-s", "seed=1"])
+    monkeypatch.setattr(launch.Path, "cwd", lambda: Path("/there"))
+    monkeypatch.setattr(rendezvous, "tpu_chips", lambda env: tpu)
+    monkeypatch.setattr(rendezvous.os, "environ", env)
+    first = rendezvous.checklist("x", "a:1", 1).splitlines()[1]
+    assert first.startswith("  - start the same command on every worker") and command in first
+    assert (
+        "kubectl" in first or "NANOCHAT_PROCESS_ID" in first or "/there/.venv/bin/nanochat pretrain -s seed=1" in first
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,11 +432,23 @@ def test_who_holds_the_tpu_is_named(tmp_path):
     lock, chip = tmp_path / "lock", tmp_path / "accel0"
     assert distributed.tpu_holder([str(chip)], str(lock)) == ""
     lock.touch()
-    assert f"{lock} is left of an earlier process" in distributed.tpu_holder([str(chip)], str(lock))
+    assert f"rm -f {lock}" in distributed.tpu_holder([str(chip)], str(lock))
     chip.touch()
-    holder = subprocess.Popen(["sleep", "60"], stdin=open(chip))
-    try:
-        assert f"process {holder.pid} holds the TPU" in distributed.tpu_holder([str(chip)], str(lock))
-    finally:
-        holder.kill()
-        holder.wait()
+    for held in (chip, lock):
+        holder = subprocess.Popen(["sleep", "60"], stdin=open(held))
+        try:
+            assert f"process {holder.pid} holds the TPU" in distributed.tpu_holder([str(chip)], str(lock))
+        finally:
+            holder.kill()
+            holder.wait()
+
+
+def test_the_first_thing_that_a_run_for_a_tpu_says_is_who_holds_it(monkeypatch):
+    monkeypatch.setattr(distributed, "start", lambda: None)
+    monkeypatch.setattr(distributed, "tpu_holder", lambda: ": process 7 holds the TPU, end it first")
+    with pytest.raises(UserError, match="JAX sees cpu here: process 7 holds the TPU") as e:
+        pipeline.check_runnable(preset("tpu-v6e-8-d24"))
+    assert "\n" not in str(e.value)
+    with pytest.raises(UserError) as e:
+        pipeline.check_runnable(preset("gpu-8-d24"))
+    assert "holds" not in str(e.value)

@@ -302,6 +302,8 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "PCI", str(tmp_path / "none*"))
     monkeypatch.setattr(doctor, "NVIDIA_DRIVER", str(tmp_path / "driver"))
     monkeypatch.setattr(doctor, "LIBTPU_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr(doctor, "TPU_NODES", (str(tmp_path / "accel[0-9]*"),))
+    monkeypatch.setattr(doctor, "PRODUCT", str(tmp_path / "product"))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     return tmp_path
@@ -316,12 +318,33 @@ def test_a_tpu_that_jax_does_not_use_is_a_problem_with_its_way_out(bare, monkeyp
     assert doctor.tpu_chips() == 2
     assert "NANOCHAT_EXTRAS=tpu bash scripts/setup.sh" in whats(doctor.accelerator_problems(HERE, GOOD))
     with_libtpu = GOOD | {"libtpu": "0.0.42"}
+    (bare / "accel0").touch()
     assert "end the other program" in whats(doctor.accelerator_problems(HERE, with_libtpu))
     (bare / "lock").touch()
-    assert f"{bare / 'lock'} says it is in use" in whats(doctor.accelerator_problems(HERE, with_libtpu))
+    assert f"{bare / 'lock'} is " in whats(doctor.accelerator_problems(HERE, with_libtpu))
+    holder = subprocess.Popen(["sleep", "60"], stdin=open(bare / "lock"))
+    try:
+        said = whats(doctor.accelerator_problems(HERE, with_libtpu))
+        assert f"process {holder.pid} holds the TPU" in said and f"sudo rm -f {bare / 'lock'}" in said
+    finally:
+        holder.kill()
+        holder.wait()
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert "unset JAX_PLATFORMS" in whats(doctor.accelerator_problems(HERE, with_libtpu))
     assert doctor.accelerator_problems(replace(HERE, backend="tpu"), with_libtpu) == []
+
+
+def test_a_tpu_that_is_gone_after_a_restart_is_a_problem_with_its_steps(bare, monkeypatch) -> None:
+    with_libtpu = GOOD | {"libtpu": "0.0.42"}
+    assert doctor.accelerator_problems(HERE, with_libtpu) == []  # a laptop that compiles for TPUs
+    (bare / "product").write_text("Google Compute Engine\n")
+    assert doctor.accelerator_problems(HERE, GOOD) == []  # a machine of Google's that never had one
+    said = whats(doctor.accelerator_problems(HERE, with_libtpu))
+    assert "no TPU chip" in said and "sudo reboot" in said and "gcloud compute tpus tpu-vm describe" in said
+    assert doctor.accelerator_problems(replace(HERE, backend="tpu"), with_libtpu) == []
+    fake_pci(bare, monkeypatch)  # the chips are back, their driver is not
+    said = whats(doctor.accelerator_problems(HERE, with_libtpu))
+    assert "2 TPU chips are on the bus, but the system offers none" in said and "sudo reboot" in said
 
 
 def test_another_device_of_the_same_vendor_is_no_tpu(bare, monkeypatch) -> None:
