@@ -18,7 +18,7 @@ ORDER = """
     packing prefetch supply streams loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
-    checkpoint metrics trainer
+    objects step_folders arrays durable saver checkpoint metrics trainer
     twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve
