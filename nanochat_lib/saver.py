@@ -175,6 +175,10 @@ class Saver:
         alive = self._job.is_alive()
         return not alive if distributed.count() == 1 else not any(distributed.gather_text("1" if alive else ""))
 
+    def busy(self) -> bool:
+        """Whether a save is on its way in this process."""
+        return self._job is not None and self._job.is_alive()
+
     def settle(self) -> None:
         """Waits until the save on its way has ended, in all processes together; raises what went wrong with it."""
         job, self._job = self._job, None
