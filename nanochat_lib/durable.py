@@ -198,6 +198,14 @@ class RunCopy:
         self.store.put_all(place, listed["files"], name)
         self.finish(name, listed)
 
+    def catch_up(self, folder: Path) -> str:
+        """Uploads a stage's newest checkpoint when the copy, begun later, lacks it. Returns a line about it."""
+        here = [step for step in step_folders.steps(folder) if not step_folders.problems(folder, step, checksums=False)]
+        if not here or here[-1] <= max(self.checkpoints(folder)[0], default=-1):
+            return ""
+        self.push(step_folders.step_folder(folder, here[-1]))
+        return f"{self.url}: checkpoint {here[-1]} of {folder.name} copied there"
+
     def finish(self, name: str, manifest: dict) -> None:
         """Makes the checkpoint valid: its objects are all there."""
         self.store.write(f"{name}/{storage.MANIFEST}", json.dumps(manifest).encode())

@@ -164,6 +164,8 @@ def _take(folder: Path, config: RunConfig) -> None:
             atomic_write_json(path, saved)
         if copy:
             copy.push_files()
+            for said in filter(None, [copy.catch_up(folder / name) for name in CHAT_STAGES.values()]):
+                print(said)
     except BaseException:
         Run(folder, config).close()
         raise
