@@ -143,6 +143,20 @@ def from_first(value: Callable[[], Any]) -> Any:
     return json.loads(gather_text(text)[0])
 
 
+def post(name: str, text: str) -> None:
+    """Leaves `text` for another process under a name never used before. No collective operation: any thread may."""
+    from jax._src import distributed
+
+    distributed.global_state.client.key_value_set(name, text)
+
+
+def await_post(name: str, hours: float = 24) -> str:
+    """The text that a process has left, or will leave, under `name`. JAX ends us when that process has died."""
+    from jax._src import distributed
+
+    return distributed.global_state.client.blocking_key_value_get(name, int(hours * 3_600_000))
+
+
 @contextlib.contextmanager
 def everyone() -> Iterator[None]:
     """All processes reach the end of the block, or all stop with the message of the one that failed in it.
@@ -168,15 +182,21 @@ def everyone() -> Iterator[None]:
 
 def shared_folder(folder: Path) -> None:
     """Makes `folder`; UserError when it is not one and the same for all processes, which call this together."""
+    if not is_shared(folder):
+        with everyone():
+            if not first():
+                raise UserError(f"{folder} here is not the folder of process 0; give all processes one that they share")
+
+
+def is_shared(folder: Path) -> bool:
+    """Makes `folder` in process 0; whether all processes, which call this together, see that very folder."""
     mark = folder / f".seen-{from_first(lambda: uuid.uuid4().hex)}"
     with everyone():
         if first():
             folder.mkdir(parents=True, exist_ok=True)
             mark.touch()
     try:
-        with everyone():
-            if not mark.exists():
-                raise UserError(f"{folder} here is not the folder of process 0; give all processes one that they share")
+        return not any(gather_text("" if mark.exists() else "unseen"))
     finally:
         if first():
             mark.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nanochat_lib import distributed
-from nanochat_lib.storage import atomic_write_text
+from nanochat_lib.storage import atomic_write_text, clear_disk_errors
 
 
 class MetricsLog:
@@ -21,7 +21,7 @@ class MetricsLog:
     def append(self, **values: object) -> None:
         if distributed.first():
             line = json.dumps({name: plain(value) for name, value in values.items()})
-            with open(self.path, "a", encoding="utf-8") as out:
+            with clear_disk_errors(self.path), open(self.path, "a", encoding="utf-8") as out:
                 out.write(line + "\n")
 
     def read(self, stage: str | None = None) -> list[dict]:

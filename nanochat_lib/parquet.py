@@ -23,7 +23,7 @@ WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between the attempts to read from someth
 TAIL = 1 << 16  # bytes at the end of a file that are read at once: nearly always the whole footer
 OLD_WRITERS = 100  # bytes: some files give a column's size without a page header, and pyarrow reads this much more
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)  # waiting does not help
-EXTRA = "install the extra `cloud` (NANOCHAT_EXTRAS=cloud bash scripts/setup.sh)"
+EXTRA = "install the extra `store` (NANOCHAT_EXTRAS=store bash scripts/setup.sh)"
 
 
 @dataclass(frozen=True)

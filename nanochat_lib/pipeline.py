@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from nanochat_lib import presets
 from nanochat_lib.errors import UserError
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.storage import atomic_write_json, free_bytes, read_json
+
+if TYPE_CHECKING:
+    from nanochat_lib.durable import RunCopy
 
 STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
 CHAT_STAGES = {"base": "base", "sft": "sft", "rl": "rl"}  # model -> folder of its checkpoints
@@ -76,6 +79,12 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
             f"{tpu_holder() if target.kind == 'tpu' else ''}; use --preset cpu, or install the matching extra "
             "(NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
         )
+    if target.kind != "cpu" and not config.ops.durable and not config.ops.ephemeral_ok:
+        raise UserError(
+            f"preset {config.preset} rents a machine, and checkpoints on its disk alone would be lost with it: name a "
+            "place that stays (-s ops.durable=gs://bucket/run, s3://… or a folder of another disk), or accept the loss "
+            "(-s ops.ephemeral_ok=true)"
+        )
     for name, value, known in (("sft.mixture", config.sft.mixture, ("primer",)), ("rl.task", config.rl.task, RL_TASKS)):
         if value not in known:
             raise UserError(f"{name} {value!r} has no data loader so far; use -s {name}={known[0]}")
@@ -95,6 +104,9 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
     if config.data.corpus not in NAMED_CORPORA and "://" not in config.data.corpus:  # the kernel runs elsewhere
         path = Path(config.data.corpus).expanduser().absolute()
         config = replace(config, data=replace(config.data, corpus=str(path)))
+    if config.ops.durable and "://" not in config.ops.durable:
+        path = Path(config.ops.durable).expanduser().absolute()
+        config = replace(config, ops=replace(config.ops, durable=str(path)))
     check_runnable(config, accelerator)
     if mine:
         from nanochat_lib.course import borrow
@@ -109,9 +121,13 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
     with distributed.everyone():
         if distributed.first():
             _take(folder, config)
+    run = Run(folder, config)
+    if config.ops.durable and distributed.count() > 1 and not distributed.is_shared(folder):
+        run.shared = False
+        run.share_files()
     if not distributed.first():
         check_same(folder, read_json(folder / "config.json"), presets.to_dict(config))
-    return _borrow(Run(folder, config), mine, now=True)
+    return _borrow(run, mine, now=True)
 
 
 def _borrow(run: Run, mine: str, now: bool) -> Run:
@@ -143,14 +159,36 @@ def _take(folder: Path, config: RunConfig) -> None:
                 "free some space or choose another --run-dir"
             )
         saved, path = presets.to_dict(config), folder / "config.json"
+        copy = _open_copy(folder, config) if config.ops.durable else None
         if path.exists():
             before = read_json(path)
             check_same(folder, before, saved)
         if not path.exists() or before != saved:  # `ops` may change from start to start
             atomic_write_json(path, saved)
+        if copy:
+            copy.push_files()
+            for said in filter(None, [copy.catch_up(folder / name) for name in CHAT_STAGES.values()]):
+                print(said)
     except BaseException:
         Run(folder, config).close()
         raise
+
+
+def _open_copy(folder: Path, config: RunConfig) -> RunCopy:
+    """The run's copy (ops.durable), after what another machine left there was taken from it."""
+    from nanochat_lib.durable import RunCopy
+
+    copy = RunCopy(config.ops.durable, folder)
+    place = copy.store.folder
+    if place and place.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"ops.durable {place} lies in the run's own folder; name a place that outlives the machine")
+    there = copy.config()
+    if there is not None:
+        check_same(Path(copy.url), there, presets.to_dict(config))
+        said = copy.open()
+        if said:
+            print(said)
+    return copy
 
 
 _held: dict[Path, IO] = {}  # folders that this process works in: a notebook cell that opens its run again may do so
@@ -205,6 +243,7 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         self.dir, self.config = folder, config
+        self.shared = True  # whether all processes see the same folder
 
     def close(self) -> None:
         """Lets go of the folder, so that another process may open the run."""
@@ -232,6 +271,40 @@ class Run:
 
         return MetricsLog(self.dir / "metrics.jsonl")
 
+    @cached_property
+    def copy(self) -> RunCopy | None:
+        """The run's copy that outlives this machine, None without ops.durable."""
+        from nanochat_lib.durable import RunCopy
+
+        return RunCopy.of(self.config.ops.durable, self.dir)
+
+    def share_files(self) -> None:
+        """Brings the run's small files to its copy, and from there to processes that have a folder of their own."""
+        from nanochat_lib import distributed
+
+        if self.copy is None:
+            return
+        with distributed.everyone():
+            if distributed.first():
+                self.copy.push_files()
+        with distributed.everyone():
+            if not self.shared and not distributed.first():
+                self.copy.pull_files()
+
+    def fetch(self, model: str) -> Path:
+        """The folder with the checkpoints of "base", "sft" or "rl", the newest one fetched if only the copy has it."""
+        from nanochat_lib import distributed
+
+        folder = self.dir / CHAT_STAGES[model]
+        if self.copy is not None:
+            with distributed.everyone():
+                if distributed.first() or not self.shared:
+                    _, problems = self.copy.newest(folder)
+                    for problem in problems if distributed.first() else []:
+                        if problem.startswith(self.copy.url):  # whoever reads the folder names those in it
+                            print(f"{model}: checkpoint left alone: {problem}")
+        return folder
+
     def load_tokenizer(self):
         """The run's trained tokenizer."""
         from nanochat_lib.tokenizer import Tokenizer
@@ -243,7 +316,7 @@ class Run:
         from nanochat_lib.checkpoint import load_model
 
         tokenizer = self.load_tokenizer()
-        model, params, _ = load_model(self.dir / CHAT_STAGES[stage], tokenizer)
+        model, params, _ = load_model(self.fetch(stage), tokenizer)
         return model, params, tokenizer
 
     # Bookkeeping -----------------------------------------------------------------------------------------------------
@@ -303,6 +376,7 @@ class Run:
                 fresh = record["seconds"] - earlier.get("seconds", 0.0)
                 record["usd"] = (record["usd"] or 0.0) + usd_hour * fresh / 3600
             write(path, record)
+        self.share_files()
         return StageResult(name, record["seconds"], record["figures"], reused=False)
 
     # The stages ------------------------------------------------------------------------------------------------------
@@ -424,7 +498,7 @@ class Run:
 
             mixture = sft_mixture(self.world, self.config.sft.conversations)
             return sft(
-                self.config, self.load_tokenizer(), mixture, sft_validation(self.world), self.dir / "base",
+                self.config, self.load_tokenizer(), mixture, sft_validation(self.world), self.fetch("base"),
                 self.dir / "sft", self.metrics,
             )  # fmt: skip
 
@@ -440,7 +514,7 @@ class Run:
 
             train, held_out = (rl_task(self.config.rl.task, self.world, split) for split in ("train", "test"))
             return rl(
-                self.config, self.load_tokenizer(), train, held_out, self.dir / "sft", self.dir / "rl", self.metrics
+                self.config, self.load_tokenizer(), train, held_out, self.fetch("sft"), self.dir / "rl", self.metrics
             )
 
         return self._stage("rl", ("rl",), ("sft",), work)
@@ -482,7 +556,9 @@ class Run:
         """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""
         from nanochat_lib.report import write_report
 
-        return write_report(self.dir)
+        written = write_report(self.dir)
+        self.share_files()
+        return written
 
 
 def _plain(value: object) -> object:
@@ -514,7 +590,8 @@ def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) 
     folder = Path(run_dir)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
-    run = Run(folder, presets.from_dict(read_json(folder / "config.json")))
+    config = presets.from_dict(read_json(folder / "config.json"))
+    run = Run(folder, replace(config, ops=replace(config.ops, durable="")))  # what is here, also without a network
     stage = stage or last_stage(folder)
     engine = run.engine(stage)
     chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)

@@ -167,7 +167,8 @@ def pretrain(
     state = train(
         Stage.of(
             stage, model, tokenizer, {"corpus": corpus.fingerprint},
-            name="pretrain", folder=folder, steps=plan.steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
+            name="pretrain", folder=folder, durable=config.ops.durable,
+            steps=plan.steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate,
             hyper=lambda step, _batch: schedules.base_schedule(step, plan.steps, rates, model.recipe),
             bytes_per_token=bytes_per_token(held_out["val_bpb"], token_bytes),

@@ -193,7 +193,8 @@ def rl(
     train(
         Stage.of(
             stage, model, tokenizer, {"sft_step": sft_step},
-            name="rl", folder=folder, steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
+            name="rl", folder=folder, durable=config.ops.durable,
+            steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
             hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
             usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, own_samples=True,

@@ -107,7 +107,8 @@ def sft(
     train(
         Stage.of(
             stage, model, tokenizer, {"base_step": base_step},
-            name="sft", folder=folder, steps=steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
+            name="sft", folder=folder, durable=config.ops.durable,
+            steps=steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate, hyper=hyper,
             usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, low_share=guards.LOW_SHARE,
             probe=probe, first_loss=guards.not_worse_than(model.vocab_size, probe(state.params)),

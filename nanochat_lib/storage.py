@@ -152,6 +152,14 @@ def publish_dir(temporary: str | Path, final: str | Path) -> Path:
     return final
 
 
+def set_aside(place: Path) -> Path | None:
+    """Gives the folder `place`, if there is one, another name beside it, which says whether it was whole."""
+    if not place.exists():
+        return None
+    word = "damaged" if verify_manifest(place) else "replaced"
+    return place.rename(place.with_name(f"{place.name}.{word}-{uuid.uuid4().hex[:8]}"))
+
+
 def _flush(path: Path) -> None:
     """Asks the disk to keep what was written, so that a power cut after a rename cannot leave an empty file."""
     if os.name == "nt" and path.is_dir():
@@ -166,14 +174,19 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def write_manifest(folder: str | Path) -> dict[str, dict[str, object]]:
-    """Lists every file under `folder` with size in bytes and sha256 in its manifest.json, and returns the list."""
-    folder = Path(folder)
-    files = {
+def list_files(folder: Path) -> dict[str, dict[str, object]]:
+    """{name: {"size", "sha256"}} of every file under `folder`, its manifest and temporary files apart."""
+    return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST and TEMPORARY not in path.name
     }
+
+
+def write_manifest(folder: str | Path) -> dict[str, dict[str, object]]:
+    """Lists every file under `folder` with size in bytes and sha256 in its manifest.json, and returns the list."""
+    folder = Path(folder)
+    files = list_files(folder)
     atomic_write_json(folder / MANIFEST, {"files": files})
     return files
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from nanochat_lib import checkpoint, distributed, guards, loader
+from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
 from nanochat_lib.metrics import MetricsLog
@@ -29,7 +30,7 @@ from nanochat_lib.runtime import Preempted, check_preempted, watching_for_preemp
 from nanochat_lib.schedules import Hyper
 from nanochat_lib.sharding import global_batch, make_mesh
 from nanochat_lib.sizing import GPTConfig, flops_per_token
-from nanochat_lib.storage import TEMPORARY
+from nanochat_lib.storage import TEMPORARY, clear_disk_errors
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
 
@@ -71,6 +72,7 @@ class Stage:
     save_every: int = -1
     keep: int = 2
     keep_every: int = -1
+    durable: str = ""  # where the run has its copy (ops.durable)
     log_every: int = 10
     flops_per_token: int = 0
     bytes_per_token: float = 0.0  # turns the training loss into bits per byte for the progress line
@@ -115,17 +117,29 @@ def on_devices(mesh: Mesh | None, batches: Iterable[tuple[np.ndarray, np.ndarray
         yield (inputs, targets) if mesh is None else tuple(global_batch(mesh, {"i": inputs, "t": targets}).values())
 
 
-def prepare_folder(folder: Path) -> None:
-    """Makes the stage's folder, the same for all processes, and clears what a killed save left."""
-    distributed.shared_folder(folder)
-    if distributed.first():
-        for leftover in folder.glob(f"*{TEMPORARY}*"):  # the run's folder is ours alone
-            shutil.rmtree(leftover, ignore_errors=True)
+def prepare_folder(stage: Stage) -> checkpoint.Saver:
+    """Makes the stage's folder, clears what a killed save left, and returns what writes its checkpoints.
+
+    All processes share the folder, or the run has a copy through which they share what they save.
+    """
+    folder, copy = stage.folder, RunCopy.of(stage.durable, stage.folder.parent)
+    with clear_disk_errors(folder):
+        shared = distributed.is_shared(folder)
+    if not shared and copy is None:
+        distributed.shared_folder(folder)  # says which folder differs
+    with distributed.everyone(), clear_disk_errors(folder):
+        if copy is not None:
+            copy.store.check()
+        if distributed.first() or not shared:
+            folder.mkdir(parents=True, exist_ok=True)
+            for leftover in folder.glob(f"*{TEMPORARY}*"):  # the run's folder is ours alone
+                shutil.rmtree(leftover, ignore_errors=True)
+    return checkpoint.Saver(folder, copy, stage.keep, stage.keep_every, shared)
 
 
-def resume(stage: Stage, like: TrainState) -> tuple[TrainState, dict] | None:
+def resume(stage: Stage, saver: checkpoint.Saver, like: TrainState) -> tuple[TrainState, dict] | None:
     """(state, meta) of the newest valid checkpoint of this stage, or None. Invalid ones are named and left alone."""
-    step, problems = distributed.from_first(lambda: checkpoint.latest(stage.folder))
+    step, problems = saver.newest()
     for problem in problems:
         distributed.say(f"{stage.name}: checkpoint left alone: {problem}")
     if step is None:
@@ -140,6 +154,11 @@ def resume(stage: Stage, like: TrainState) -> tuple[TrainState, dict] | None:
                 "use another run folder"
             )
     distributed.say(f"{stage.name}: continuing from step {step}")
+    before, now = meta.get("devices"), device_count(like)
+    if before not in (None, now) and len(meta["processes"]) == distributed.count():
+        distributed.say(
+            f"{stage.name}: {now} devices go on where {before} stopped: same data, sums rounded differently"
+        )
     return state, meta
 
 
@@ -155,8 +174,8 @@ def train(stage: Stage, state: TrainState) -> TrainState:
 
 
 def _train(stage: Stage, state: TrainState) -> TrainState:
-    prepare_folder(stage.folder)
-    found = resume(stage, state)
+    saver = prepare_folder(stage)
+    found = resume(stage, saver, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
     entered = time.monotonic()
     if found:
@@ -169,7 +188,7 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
     chip = this_chip()
-    devices = len(jax.tree.leaves(state)[0].sharding.device_set)
+    devices = device_count(state)
     window_tokens, window_seconds = 0, 0.0
     guard = guards.Guards(
         stage.name, stage.meta["model"]["vocab_size"], stage.guard_steps, stage.first_loss, stage.own_samples,
@@ -194,7 +213,7 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                 guard.before(step, batch.arrays)
                 holder[0], out = stage.step_fn(holder[0], arrays, scalars)
                 out = {name: value.item() for name, value in jax.device_get(out).items()}
-                check_finite(stage, step, out)
+                check_finite(stage, saver, step, out)
                 guard.after(step, out, count)
                 took = time.perf_counter() - clock
                 done = step + 1
@@ -225,17 +244,20 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                     if stage.due(stage.eval_every, done):
                         evaluate(stage, done, holder[0])
                 except Preempted:
-                    save(stage, holder[0], totals, batch)
+                    save(stage, saver, holder[0], totals, batch)
+                    saver.settle()
                     raise Preempted(
                         f"{stage.name}: stopped by SIGTERM after step {done}, which is saved; "
                         "the same command goes on from there"
                     ) from None
                 if stage.due(stage.save_every, done):
-                    save(stage, holder[0], totals, batch)
+                    save(stage, saver, holder[0], totals, batch)
+                saver.poll()
     finally:
         close = getattr(batches, "close", None)
         if close:
             close()
+        saver.wait()
     return holder[0]
 
 
@@ -245,15 +267,20 @@ def own_stream(stage: Stage, saved: list[dict]) -> dict:
     if len(saved) != distributed.count():
         distributed.say(
             f"{stage.name}: {distributed.count()} processes go on where {len(saved)} stopped; the data are dealt out "
-            f"anew, {skipped} items that some of them had not reached are left out"
+            f"anew, so their order is approximate: {skipped} items that some had not reached are left out"
         )
     return state
 
 
-def save(stage: Stage, state: TrainState, totals: dict, batch: StepBatch) -> None:
-    """Writes a checkpoint: the state, the figures so far, and where each process's stream stands."""
-    meta = stage.meta | totals | {"mark": guards.mark(state, stage.probe)}
-    checkpoint.save(stage.folder, totals["step"], state, meta, batch.loader_state(), keep=stage.keep)
+def save(stage: Stage, saver: checkpoint.Saver, state: TrainState, totals: dict, batch: StepBatch) -> None:
+    """Begins a checkpoint: the state, the figures so far, and where each process's stream stands."""
+    meta = stage.meta | totals | {"devices": device_count(state), "mark": guards.mark(state, stage.probe)}
+    saver.save(totals["step"], state, meta, batch.loader_state())
+
+
+def device_count(state: TrainState) -> int:
+    """How many devices hold the state."""
+    return len(jax.tree.leaves(state)[0].sharding.device_set)
 
 
 def show_progress(stage: Stage, start: int) -> contextlib.AbstractContextManager[Progress | None]:
@@ -290,10 +317,11 @@ def evaluation_missing(stage: Stage, step: int) -> bool:
     return not any(r.get("event") == "eval" and r["step"] == step for r in records)
 
 
-def check_finite(stage: Stage, step: int, out: dict) -> None:
+def check_finite(stage: Stage, saver: checkpoint.Saver, step: int, out: dict) -> None:
     """Stops the run as soon as loss or gradient is not a number."""
     for name in ("loss", "grad_norm"):
         if not math.isfinite(out[name]):
+            saver.settle()
             kept, _ = distributed.from_first(lambda: checkpoint.latest(stage.folder))
             saved = f"the last good checkpoint is step {kept}" if kept is not None else "there is no checkpoint yet"
             raise UserError(

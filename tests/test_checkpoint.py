@@ -258,9 +258,7 @@ import os, sys
 import jax.numpy as jnp
 from nanochat_lib import checkpoint, storage
 stage = sys.argv[2]
-if stage == "before arrays":
-    checkpoint.ocp.Checkpointer.save = lambda *a, **k: os._exit(9)
-elif stage == "before manifest":
+if stage == "before manifest":
     storage.write_manifest = lambda *a: os._exit(9)
 else:
     storage.publish_dir = lambda *a: os._exit(9)
@@ -304,10 +302,10 @@ def refuse_in_tensorstore(number):
 
 
 REFUSALS = {
-    "folder": lambda m, n: m.setattr(checkpoint.Path, "mkdir", refuse(n)),
+    "folder": lambda m, n: m.setattr(Path, "mkdir", refuse(n)),
     "probe": lambda m, n: m.setattr(storage.os, "fsync", refuse(n)),
-    "arrays": lambda m, n: m.setattr(ocp.Checkpointer, "save", refuse(n)),
-    "tensorstore": lambda m, n: m.setattr(ocp.Checkpointer, "save", refuse_in_tensorstore(n)),
+    "arrays": lambda m, n: m.setattr(ocp.PyTreeCheckpointHandler, "async_save", refuse(n)),
+    "tensorstore": lambda m, n: m.setattr(ocp.PyTreeCheckpointHandler, "async_save", refuse_in_tensorstore(n)),
     "metadata": lambda m, n: m.setattr(storage, "atomic_write_json", refuse(n)),
     "manifest": lambda m, n: m.setattr(storage, "write_manifest", refuse(n)),
     "rename": lambda m, n: m.setattr(storage.os, "rename", refuse(n)),
@@ -330,14 +328,16 @@ def test_a_refusing_disk(folder, monkeypatch, where, number):
 def test_too_little_room_is_seen_before_writing(folder, monkeypatch):
     before = contents(folder)
     monkeypatch.setattr(storage, "free_bytes", lambda path: 1000)
-    monkeypatch.setattr(ocp.Checkpointer, "save", lambda *a, **k: pytest.fail("wrote"))
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "async_save", lambda *a, **k: pytest.fail("wrote"))
     with pytest.raises(UserError, match="needs .* bytes and 1,000 are free"):
         checkpoint.save(folder, 30, make_state(), {})
     assert contents(folder) == before and len(list(folder.iterdir())) == 2
 
 
 def test_errors_of_the_program_are_not_disguised(folder, monkeypatch):
-    monkeypatch.setattr(ocp.Checkpointer, "save", lambda *a, **k: (_ for _ in ()).throw(ValueError("a bug")))
+    monkeypatch.setattr(
+        ocp.PyTreeCheckpointHandler, "async_save", lambda *a, **k: (_ for _ in ()).throw(ValueError("a bug"))
+    )
     with pytest.raises(ValueError, match="a bug"):
         checkpoint.save(folder, 30, make_state(), {})
     assert len(list(folder.iterdir())) == 2

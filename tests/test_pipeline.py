@@ -192,3 +192,76 @@ def test_the_backend_is_asked_here_or_in_a_child(tmp_path, accelerator):
     with pytest.raises(UserError, match="JAX sees cpu here"):
         open_run(tmp_path / "r", presets.preset("gpu-1-d12"), accelerator=accelerator)
     assert not (tmp_path / "r").exists()
+
+
+# ---- the copy that outlives the machine
+
+
+def test_an_accelerator_s_run_needs_a_place_that_outlives_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "backend", lambda in_child=False: "gpu")
+    rented = presets.override(presets.preset("gpu-1-d12"), {"sft.mixture": "primer", "rl.task": "primer-word-sums"})
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", rented)
+    one_line(e, "would be lost", "-s ops.durable=", "-s ops.ephemeral_ok=true")
+    assert not (tmp_path / "r").exists()
+    for changes in ({"ops.ephemeral_ok": True}, {"ops.durable": str(tmp_path / "store")}):
+        open_run(tmp_path / "r", presets.override(rented, changes)).close()
+
+
+def test_no_preset_names_a_place_of_its_own():
+    assert {config.ops.durable for config in presets.PRESETS.values()} == {""}
+
+
+def durable(tmp_path, text, **more):
+    return small(text, **{"ops.durable": str(tmp_path / "store"), **more})
+
+
+def test_a_fresh_machine_goes_on_from_the_copy(tmp_path, text, capsys):
+    run = open_run(tmp_path / "a", durable(tmp_path, text))
+    first = run.tokenizer()
+    run.close()
+    again = open_run(tmp_path / "b", durable(tmp_path, text))
+    result = again.tokenizer()
+    assert result.reused and result.figures == first.figures
+    assert again.load_tokenizer().fingerprint == first.figures["fingerprint"]
+    assert "files of the run taken from there" in capsys.readouterr().out
+    again.close()
+
+
+def test_a_copy_of_another_run_is_refused_and_left_alone(tmp_path, text):
+    open_run(tmp_path / "a", durable(tmp_path, text)).close()
+    before = (tmp_path / "store" / "config.json").read_bytes()
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "b", durable(tmp_path, text, **{"pretrain.steps": 21}))
+    one_line(e, f"{tmp_path / 'store'} holds a run with pretrain.steps 20 (asked for 21)")
+    assert not (tmp_path / "b" / "config.json").exists()
+    assert (tmp_path / "store" / "config.json").read_bytes() == before
+
+
+def test_a_store_that_cannot_be_used_is_said_before_anything_is_spent(tmp_path, text):
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", durable(tmp_path, text))
+    one_line(e, f"{tmp_path / 'store'} cannot be used")
+    assert not (tmp_path / "r" / "config.json").exists()
+
+
+def test_a_store_inside_the_run_is_refused(tmp_path, text):
+    with pytest.raises(UserError) as e:
+        open_run(tmp_path / "r", durable(tmp_path, text, **{"ops.durable": str(tmp_path / "r" / "copy")}))
+    one_line(e, "lies in the run's own folder")
+
+
+def test_a_relative_store_is_kept_absolute(tmp_path, text, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_run("r", durable(tmp_path, text, **{"ops.durable": "copy"})).close()
+    saved = json.loads((tmp_path / "r" / "config.json").read_text())
+    assert saved["ops"]["durable"] == str(tmp_path / "copy") and (tmp_path / "copy" / "config.json").exists()
+
+
+def test_chat_reads_what_is_here_without_the_store(tmp_path, text):
+    open_run(tmp_path / "r", durable(tmp_path, text)).close()
+    (tmp_path / "r" / "base").mkdir()
+    (tmp_path / "store").rename(tmp_path / "gone")
+    with pytest.raises(UserError, match="holds no trained model"):
+        pipeline.open_chat(tmp_path / "r")

@@ -566,7 +566,7 @@ def test_very_large_row_groups_are_not_read_ahead(monkeypatch):
 def test_a_missing_package_names_the_extra():
     fsspec.register_implementation("nopackage", "no_such_package.Files", errstr="Please install nopackagefs")
     message = error("nopackage://bucket/shards")
-    assert "nopackagefs" in message and "NANOCHAT_EXTRAS=cloud" in message
+    assert "nopackagefs" in message and "NANOCHAT_EXTRAS=store" in message
     assert "nosuchkind" in error("nosuchkind://bucket") and "gs://" in error("nosuchkind://bucket")
 
 

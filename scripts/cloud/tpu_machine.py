@@ -105,7 +105,7 @@ class Machine:
         """What each worker is told to do; told again while it runs, it shows how it goes on."""
         args = self.args
         values = {
-            "NANOCHAT_PRESET": args.preset, "NANOCHAT_DURABLE": args.durable, "NANOCHAT_EXTRAS": "tpu cloud",
+            "NANOCHAT_PRESET": args.preset, "NANOCHAT_DURABLE": args.durable, "NANOCHAT_EXTRAS": "tpu store",
             "NANOCHAT_STAGES": args.stages, "NANOCHAT_SHARDS": args.shards, "NANOCHAT_SHARED": args.shared,
             "NANOCHAT_RUN_DIR": f"/mnt/nanochat/{self.name}" if args.shared else "",
             "NANOCHAT_SPOT": "" if args.on_demand else "1", "TPU_NAME": self.name, "ZONE": self.zone,

@@ -7,7 +7,7 @@
 # Arguments go to every stage; the argument `setup` alone ends before the first. From the environment:
 #   NANOCHAT_PRESET   the preset (required)
 #   NANOCHAT_DURABLE  where checkpoints outlive the machine (ops.durable): gs://…, s3://… or a folder
-#   NANOCHAT_EXTRAS   what scripts/setup.sh installs besides: tpu, cuda12 or cuda13; cloud for gs:// and s3://
+#   NANOCHAT_EXTRAS   what scripts/setup.sh installs besides: tpu, cuda12 or cuda13; store for gs:// and s3://
 #   NANOCHAT_STAGES   the stages, in order; "tokenizer pretrain" when not given
 #   NANOCHAT_SHARDS   training shards of climbmix to fetch; as many as the preset trains on when not given, 0: none
 #   NANOCHAT_RUN_DIR  the run's folder, with several workers one that all of them see; runs/PRESET when not given

@@ -18,6 +18,7 @@ import tiny_run
 from tiny_run import MICRO, ROWS, STEPS, Runs
 
 from nanochat_lib import checkpoint
+from nanochat_lib.durable import RunCopy
 
 ROOT = Path(checkpoint.__file__).parents[1]
 LIMIT = 300  # seconds in which everything has ended, on the busiest machine
@@ -86,7 +87,7 @@ def killed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def second(killed):
     """The next start of both: they go on, train another run from the beginning, and end when one of them fails."""
-    pair = Pair(killed[0], "resume", "train", "own folder", "fail alone")
+    pair = Pair(killed[0], "resume", "train", "own folder", "own disks", "fail alone")
     return pair, pair.wait()
 
 
@@ -136,6 +137,27 @@ def test_one_process_goes_on_where_two_stopped(killed, second, capsys):
 def test_folders_that_are_not_shared_are_refused(second):
     for one in second[0].said()["own folder"]:
         assert "own-1" in one["message"] and "is not the folder of process 0" in one["message"]
+
+
+def test_processes_with_disks_of_their_own_go_on_from_what_they_uploaded(killed, second):
+    said = second[0].said()["own disks"]
+    assert [one["left"] for one in said] == [[], []]  # no part of a checkpoint stays on one disk
+    assert [one["state"] for one in said] == [second[0].said()["train"][0]["state"]] * 2
+    for i in range(2):  # the whole is on each: process 1 reads it here alone
+        assert checkpoint.steps(killed[0] / f"disk-{i}-b" / "base") == [3]
+    fetched = RunCopy(str(killed[0] / "store"), killed[0] / "third")
+    assert fetched.newest(killed[0] / "third" / "base") == (STEPS, [])
+    state, meta = checkpoint.load(killed[0] / "third" / "base", like=Runs(jax.devices()[:1]).state())
+    assert tiny_run.digest(state) == said[0]["state"] and [own["rank"] for own in meta["processes"]] == [0, 1]
+
+
+def test_a_store_that_refuses_one_process_leaves_no_part_that_looks_whole(killed, second):
+    pair, _ = second
+    for one in pair.said()["own disks"]:
+        steps, problems = one["once"]
+        assert steps == [STEPS] and len(problems) == 1 and "step_00000003 was never finished" in problems[0]
+        assert "the last checkpoint could not be copied" in one["never"] and "\n" not in one["never"]
+    assert "step_00000003 is lost: process 1: 403 for process 1" in pair.text(0)
 
 
 def test_one_that_fails_alone_does_not_leave_the_other_waiting(second):

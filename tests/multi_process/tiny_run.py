@@ -15,9 +15,11 @@ import jax
 import numpy as np
 
 from nanochat_lib import distributed, loader, sharding
+from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import bits_per_byte
 from nanochat_lib.metrics import MetricsLog
+from nanochat_lib.objects import Store, StoreError
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.presets import CPU_OPTIM
 from nanochat_lib.pretrain import fixed_batches, step_batches
@@ -72,7 +74,7 @@ class Runs:
     def evaluate(self, _step, state):
         return {"bpb": bits_per_byte(self.eval_step, state.params, on_devices(self.mesh, self.held_out), TOKEN_BYTES)}
 
-    def train(self, folder, steps=STEPS, at=lambda step: None):
+    def train(self, folder, steps=STEPS, at=lambda step: None, durable=""):
         """Trains, or goes on, in `folder`; `at(step)` is called before the batch of each step is made."""
         words = Words()
         options = {"rank": distributed.index(), "world": distributed.count(), "fetch_docs": 7, "epochs": 9}
@@ -88,7 +90,7 @@ class Runs:
             name="pretrain", folder=Path(folder) / "base", steps=steps, step_fn=self.step, batches=batches,
             hyper=lambda step, _batch: base_schedule(step, 99, CPU_OPTIM), metrics=self.metrics(folder),
             meta={"model": MODEL.to_dict(), "tokenizer": "words"}, mesh=self.mesh, rows=ROWS,
-            evaluate=self.evaluate, eval_every=3, save_every=3, log_every=1,
+            evaluate=self.evaluate, eval_every=3, save_every=3, log_every=1, durable=durable,
         )  # fmt: skip
         return train(stage, self.state())
 
@@ -123,6 +125,34 @@ def terminate_the_last(step):
     time.sleep(0.3)  # the notice takes a second or two
 
 
+def own_disks(runs, folder):
+    """Each process has a disk of its own; what they share is a store. It refuses process 1 now and then."""
+    index, disk = distributed.index(), lambda name: folder / f"disk-{distributed.index()}-{name}"
+    store = str(folder / "store")
+    runs.train(disk("a"), steps=3, durable=store)
+    said = {"left": [path.name for path in (disk("a") / "base").iterdir()]}
+    said["state"] = digest(runs.train(disk("b"), durable=store))
+
+    plain, refused = Store.put_all, []
+
+    def refuse(self, *args):
+        if index == 1 and len(refused) < self.refusals:
+            refused.append(1)
+            raise StoreError("403 for process 1")
+        plain(self, *args)
+
+    Store.put_all, Store.refusals = refuse, 1
+    runs.train(disk("c"), durable=f"{store}-once")
+    said["once"] = RunCopy(f"{store}-once", disk("c")).checkpoints(disk("c") / "base")
+    Store.refusals = 99
+    try:
+        runs.train(disk("d"), durable=f"{store}-never")
+    except UserError as error:
+        said["never"] = str(error)
+    Store.put_all = plain
+    return said
+
+
 def main(folder, *commands):
     folder = Path(folder)
     distributed.start()
@@ -147,6 +177,8 @@ def main(folder, *commands):
                 runs.train(folder / f"own-{distributed.index()}")
             except UserError as error:
                 said["message"] = str(error)
+        elif command == "own disks":
+            said |= own_disks(runs, folder)
         elif command == "fail alone":
             runs.train(folder / "failed", at=fail_alone)
         print(json.dumps(said), flush=True)
