@@ -2,7 +2,7 @@
 
 JAX is multi-controller: every process runs the same program over its own devices and meets the others in collective
 operations. A process that decides alone (to save, to stop, to fail) leaves the others waiting, so decisions are made
-together here. One process alone starts the runtime too, on a socket of its own: without it JAX sees no preemption.
+together here.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from nanochat_lib import stopping
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, decide, tpu_chips
 from nanochat_lib.rendezvous import Watchdog, checklist
-from nanochat_lib.runtime import Preempted, start_alone, start_cluster, start_given
+from nanochat_lib.runtime import link_notices, start_cluster, start_given
+from nanochat_lib.stopping import Preempted
 
 GRACE = 5.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
 
@@ -46,8 +48,7 @@ _started: tuple[int, Processes] | None = None  # by the process of this id: a fo
 def start(options: Options | None = None) -> Processes:
     """Starts JAX's runtime for one process or many, before JAX is used. A second call returns what the first did.
 
-    Raises UserError with a checklist when processes are missing after the timeout. One process alone that has used
-    JAX already (a notebook) goes on without the runtime: all it loses is the save at a preemption.
+    Raises UserError with a checklist when processes are missing after the timeout.
     """
     global _started
     import jax
@@ -65,9 +66,9 @@ def start(options: Options | None = None) -> Processes:
             processes = Processes(jax.process_index(), jax.process_count())
         _check_devices()
     else:
-        start_alone()
         processes = Processes(0, 1)
     if processes.count > 1:
+        link_notices(processes.index)
         atexit.register(_leave)
         sys.excepthook = _excepthook
     _started = (os.getpid(), processes)
@@ -86,6 +87,11 @@ def _check_devices() -> None:
 
 
 # ---- decisions in common --------------------------------------------------------------------------------------------
+
+
+def place() -> Processes:
+    """This process's place, without touching JAX: before the start it is the only one."""
+    return _started[1] if _started else Processes(0, 1)
 
 
 def index() -> int:
@@ -132,6 +138,26 @@ def gather(values: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+
+@contextlib.contextmanager
+def own_pace() -> Iterator[None]:
+    """In the block check_preempted counts for each process alone; one that stops there stops all at the block's end.
+
+    For work of which processes have different amounts, such as sampling. Nothing in the block may wait for another
+    process.
+    """
+    if count() == 1:
+        yield
+        return
+    stop = None
+    try:
+        with stopping.alone():
+            yield
+    except Preempted as error:
+        stop = error
+    if gather(np.array([stop is not None], np.int32)).any():
+        raise type(stop or Preempted())(agreed=True)
 
 
 def from_first(value: Callable[[], Any]) -> Any:
@@ -257,7 +283,7 @@ def together() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _broken = not isinstance(error, Preempted)  # to which all came together
+        _broken = not getattr(error, "agreed", False)  # a preemption to which all came together
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,12 @@ class MetricsLog:
             with open(self.path, "a", encoding="utf-8") as out:
                 out.write(line + "\n")
 
+    def start(self, stage: str, step: int, devices: int) -> None:
+        """Notes that `stage` starts, or starts again, after `step`; `time` is in unix seconds."""
+        self.append(
+            stage=stage, event="start", step=step, time=time.time(), processes=distributed.count(), devices=devices
+        )
+
     def read(self, stage: str | None = None) -> list[dict]:
         """All records (of one stage). A last line that a kill cut short is left out."""
         records = []
@@ -36,9 +43,10 @@ class MetricsLog:
         return [r for r in records if stage is None or r.get("stage") == stage]
 
     def rewind(self, stage: str, step: int) -> None:
-        """Forgets what `stage` logged after `step`: a resumed run logs those steps again."""
+        """Forgets what `stage` logged after `step`, except its starts: a resumed run logs those steps again."""
         if distributed.first() and self.path.exists():
-            kept = [r for r in self.read() if r.get("stage") != stage or r.get("step", 0) <= step]
+            old = lambda r: r.get("step", 0) <= step or r.get("event") == "start"  # noqa: E731
+            kept = [r for r in self.read() if r.get("stage") != stage or old(r)]
             atomic_write_text(self.path, "".join(json.dumps(r) + "\n" for r in kept))
 
 

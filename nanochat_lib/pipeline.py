@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from nanochat_lib import presets
-from nanochat_lib.errors import UserError
+from nanochat_lib.errors import InUse, UserError
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.storage import atomic_write_json, free_bytes, read_json
 
@@ -165,7 +165,7 @@ def _lock(folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
-        raise UserError(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
+        raise InUse(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
     _held[folder] = handle
 
 
@@ -252,7 +252,7 @@ class Run:
         self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
     ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
-        from nanochat_lib import distributed
+        from nanochat_lib import distributed, supervise
 
         if name.startswith("eval") and distributed.count() > 1:
             raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
@@ -281,7 +281,8 @@ class Run:
             path.parent.mkdir(exist_ok=True)
         write(path, record)
         try:
-            found = work() if name in TRAINING else together(work)
+            with supervise.supervised(self.dir, name, self.config.ops):
+                found = work() if name in TRAINING else together(work)
             record["figures"] = found | {"peak_memory_gb": peak_memory_gb()}
             record["finished"] = True
         finally:

@@ -235,7 +235,7 @@ def test_a_start_without_all_workers_ends_with_the_checklist(index):
 ALONE = """
 import os, signal, sys, time
 import multiprocessing
-from nanochat_lib import distributed, runtime
+from nanochat_lib import distributed, runtime, stopping
 
 assert str(distributed.start()) == "Processes(index=0, count=1)" and distributed.start() is distributed.start()
 import jax
