@@ -29,7 +29,7 @@ CODE = 75  # exit code of a run that was ended: start the same command again
 
 
 class Detector(threading.Thread):
-    """Watches one stage. It is armed by the first step, evaluation or save, and disarmed by `rest`."""
+    """Watches one stage. It is armed by the first step, evaluation or save, and disarmed by `resting`."""
 
     def __init__(self, status: Status, ops: OpsConfig, label: str = "") -> None:
         super().__init__(name="stall", daemon=True)
@@ -153,7 +153,11 @@ def phase(name: str) -> Iterator[None]:
         stopping.beats += 1
 
 
-def rest() -> None:
-    """Steps are over: what comes now has no measure of its own."""
-    if _detector:
-        _detector.armed = False
+@contextlib.contextmanager
+def resting() -> Iterator[None]:
+    """After the block steps are over: what comes then has no measure of its own."""
+    try:
+        yield
+    finally:
+        if _detector:
+            _detector.armed = False

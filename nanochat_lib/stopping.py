@@ -84,7 +84,7 @@ class Watch(threading.Thread):
         self.notice: type[Preempted] | None = None
         self.since = self.saved = 0.0
         self.deferring = self.saving = 0
-        self.raised = self.closed = False
+        self.told = self.closed = False  # told: the main thread has had its say
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         # A background job may be born deaf to Ctrl-C, and stays so.
@@ -111,10 +111,9 @@ class Watch(threading.Thread):
         again = self.notice is not None and time.monotonic() - self.since > AGAIN
         self.note(KINDS[number])
         insists = again and number == signal.SIGINT and in_notebook()  # who would lose the kernel, not a process
-        if (self.deferring or self.raised or _link) and not insists:
-            return
-        self.raised = True
-        raise KINDS[number]()
+        first, self.told = not self.told, True
+        if insists or (first and not self.deferring and not _link):
+            raise KINDS[number]()
 
     def note(self, kind: type[Preempted], told: bool = False) -> None:
         """The first notice counts; it goes on to the other processes unless it came from there."""
@@ -211,7 +210,7 @@ def deferred() -> Iterator[None]:
         yield
     finally:
         watch.deferring -= 1
-    if watch.notice and not watch.deferring:
+    if watch.notice and not watch.deferring and not _link:
         raise watch.notice()
 
 

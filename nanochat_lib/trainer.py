@@ -146,14 +146,11 @@ def train(stage: Stage, state: TrainState) -> TrainState:
     SIGTERM and Ctrl-C save and raise stopping.Preempted. All processes call this together, with states laid out on the
     same mesh.
     """
-    with stopping.watching(), distributed.together():
-        try:
-            return _train(stage, state)
-        finally:
-            stall.rest()
+    with stopping.watching(), distributed.together(), stall.resting(), contextlib.ExitStack() as around:
+        return _train(stage, state, around)
 
 
-def _train(stage: Stage, state: TrainState) -> TrainState:
+def _train(stage: Stage, state: TrainState, around: contextlib.ExitStack) -> TrainState:
     prepare_folder(stage.folder)
     found = resume(stage, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
@@ -171,8 +168,9 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
     chip = this_chip()
     window_tokens, window_seconds = 0, 0.0
     done, unsaved = start, None  # the newest finished step, and what a stop here would have to save of it
+    around.enter_context(stopping.deferred())
     try:
-        with stopping.deferred(), show_progress(stage, start) as bar:
+        with show_progress(stage, start) as bar:
             if not found or evaluation_missing(stage, start):
                 evaluate(stage, start, holder[0])
             for step in range(start, stage.steps):
