@@ -128,7 +128,7 @@ class Watch(threading.Thread):
             return float("inf")
         if self.saving:
             return self.since + SAVE_GRACE
-        return max(self.since + self.grace, self.saved + UNWIND)
+        return max(self.since + self.grace, self.saved + UNWIND if self.saved > self.since else 0.0)
 
     def run(self) -> None:
         said = False
@@ -146,7 +146,7 @@ class Watch(threading.Thread):
             if self.deferring and not said:
                 said = True
                 line = f"{self.notice.word}: this step is finished and saved"
-                briefly(lambda line=line: say(line + ("" if in_notebook() else "; a second signal ends at once")))
+                briefly(lambda line=line: say(line + ("" if in_notebook() else "; a second signal ends at once")), 1.0)
             if _link and not self.deferring:
                 self.end("no training was under way")
             if time.monotonic() > self.deadline():

@@ -6,6 +6,7 @@ NANOCHAT_KILLS sets the number of kills of the long variant (`-m slow`); NANOCHA
 import json
 import os
 import random
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from nanochat_lib import checkpoint
 
 STEPS = 60
 TRAINING = f"-s pretrain.steps={STEPS} -s pretrain.save_every=7 -s pretrain.eval_every=9 -s pretrain.sample_every=27"
-MOMENTS = ("start", "step", "save", "evaluation")
+MOMENTS = ("start", "compiler", "step", "save", "evaluation")
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,10 @@ def base(tmp_path_factory):
     """(folder of a run with its tokenizer, the command that trains it, seconds of a training never interrupted)."""
     folder = tmp_path_factory.mktemp("crashes")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     settings = f"{SETTINGS} {TRAINING} --corpus {corpus(folder)}"
     assert ended(start(f"tokenizer --run-dir whole {settings}", folder / "out"))[0] == 0, (folder / "out").read_text()
-    (folder / "killed").mkdir()
-    for name in ("config.json", "tokenizer", "stages"):
-        os.system(f"cp -r '{folder}/whole/{name}' '{folder}/killed/'")
+    shutil.copytree(folder / "whole", folder / "begun")
     began = time.monotonic()
     assert ended(start("pretrain --run-dir whole", folder / "out"))[0] == 0, (folder / "out").read_text()
     yield folder, time.monotonic() - began
@@ -46,31 +45,38 @@ def records(folder):
 
 
 def kill_and_continue(base, kills, seed):
-    """Kills the run in base/killed `kills` times at random moments, lets it end, and compares it with base/whole."""
+    """Kills a run `kills` times at random moments, lets it end, and compares it with base/whole."""
     folder, seconds = base
     print(f"\n{kills} kills, NANOCHAT_CRASH_SEED={seed}")
-    rng, run, where = random.Random(seed), folder / "killed", dict.fromkeys(MOMENTS, 0)
+    rng, run, where = random.Random(seed), folder / f"killed-{kills}", dict.fromkeys(MOMENTS, 0)
+    shutil.copytree(folder / "begun", run)
+    order = rng.sample(MOMENTS, len(MOMENTS))
     for number in range(kills):
-        process = start("pretrain --run-dir killed", folder / "out")
-        moment = rng.choice(MOMENTS)
-        wait = rng.uniform(0.0, seconds) if moment == "start" else rng.uniform(0.0, 0.25)
-        signs = {
+        moment = order[number % len(order)]
+        door = moment if moment in ("compiler", "evaluation") else ""
+        mark, size, limit = Path(f"{folder / 'out'}.{door}"), size_of(run), time.monotonic() + 120
+        mark.unlink(missing_ok=True)
+        begun = {
             "start": lambda: True,
-            "step": lambda size=size_of(run): size_of(run) > size,
+            "compiler": mark.exists,
+            "step": lambda size=size: size_of(run) > size,
             "save": lambda: any(run.glob("base/*.tmp-*")),
-            "evaluation": lambda: 1,
-        }  # fmt: skip
-        end = time.monotonic() + 120
-        while process.is_alive() and not signs[moment]() and time.monotonic() < end:
+            "evaluation": mark.exists,
+        }[moment]
+        longest = {"start": seconds, "step": 0.3, "save": 0.1}.get(moment, 0.05)
+        at = rng.randrange(1, 8) if moment == "evaluation" else 1
+        wait = rng.uniform(0.0, longest)
+        process = start(f"pretrain --run-dir {run.name}", folder / "out", door, at, hold=0.05)
+        while process.is_alive() and not begun() and time.monotonic() < limit:
             time.sleep(0.002)
-        process.join(wait if moment != "save" else wait / 10)
+        process.join(wait)
         where[moment] += process.is_alive()
         process.kill()
         process.join()
         assert process.exitcode in (-9, 0), (folder / "out").read_text()
         if process.exitcode == 0:
-            break
-    done, _ = ended(start("pretrain --run-dir killed", folder / "out"))
+            break  # it came to its end before
+    done, _ = ended(start(f"pretrain --run-dir {run.name}", folder / "out"))
     assert done == 0, (folder / "out").read_text()
     print(f"killed: {where}")
     whole, killed = records(folder / "whole"), records(run)
@@ -78,7 +84,7 @@ def kill_and_continue(base, kills, seed):
         a, b = ([strip(r) for r in log if r.get("event") == event] for log in (whole, killed))
         assert a == b, event  # each step once, and the same to the last bit
     assert [r["step"] for r in killed if "loss" in r] == list(range(1, STEPS + 1))
-    states = [checkpoint.load(folder / name / "base")[0] for name in ("whole", "killed")]
+    states = [checkpoint.load(place / "base")[0] for place in (folder / "whole", run)]
     assert states[0].keys() == states[1].keys()
     for name, leaf in states[0].items():
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(states[1][name]), err_msg=name)

@@ -25,7 +25,7 @@ def base(tmp_path_factory):
     """A run with tokenizer, base and chat model, and a compilation cache."""
     folder = tmp_path_factory.mktemp("base")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     settings = f"--run-dir run {SETTINGS} --corpus {corpus(folder)} -s pretrain.steps=4 -s sft.steps=2"
     assert ended(start(f"sft {settings}", folder / "out"))[0] == 0, (folder / "out").read_text()
     yield folder
@@ -140,7 +140,7 @@ def test_an_evaluation_ends_between_two_batches(base, tmp_path, first):
 
 @pytest.mark.parametrize("at", [1, 9])
 def test_rollouts_and_their_evaluation_end_between_two_chunks(base, tmp_path, at):
-    settings = {"rl.steps": 50, "rl.samples": 16, "rl.save_every": 50, "rl.eval_every": 50, "rl.max_new_tokens": 40}
+    settings = {"rl.steps": 50, "rl.save_every": 50, "rl.eval_every": 50, "rl.max_new_tokens": 40}
     options = {"keep": ("base", "sft"), "stages": ("pretrain", "sft"), "settings": settings}
     tried = Tried(base, tmp_path, "rl", "sampling", TERM, at=at, **options)
     assert tried.code == 75 and tried.seconds < UNTIL_THE_END, tried.said
