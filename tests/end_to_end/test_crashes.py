@@ -45,51 +45,61 @@ def records(folder):
 
 
 def kill_and_continue(base, kills, seed):
-    """Kills a run `kills` times at random moments, lets it end, and compares it with base/whole."""
+    """Kills runs `kills` times in all at random moments, lets them end, and compares them with base/whole."""
     folder, seconds = base
     print(f"\n{kills} kills, NANOCHAT_CRASH_SEED={seed}")
-    rng, run, where = random.Random(seed), folder / f"killed-{kills}", dict.fromkeys(MOMENTS, 0)
-    shutil.copytree(folder / "begun", run)
-    order = rng.sample(MOMENTS, len(MOMENTS))
-    for number in range(kills):
-        moment = order[number % len(order)]
-        door = moment if moment in ("compiler", "evaluation") else ""
-        mark, size, limit = Path(f"{folder / 'out'}.{door}"), size_of(run), time.monotonic() + 120
-        mark.unlink(missing_ok=True)
-        begun = {
-            "start": lambda: True,
-            "compiler": mark.exists,
-            "step": lambda size=size: size_of(run) > size,
-            "save": lambda: any(run.glob("base/*.tmp-*")),
-            "evaluation": mark.exists,
-        }[moment]
-        longest = {"start": seconds, "step": 0.3, "save": 0.1}.get(moment, 0.05)
-        at = rng.randrange(1, 8) if moment == "evaluation" else 1
-        wait = rng.uniform(0.0, longest)
-        process = start(f"pretrain --run-dir {run.name}", folder / "out", door, at, hold=0.05)
-        while process.is_alive() and not begun() and time.monotonic() < limit:
-            time.sleep(0.002)
-        process.join(wait)
-        where[moment] += process.is_alive()
-        process.kill()
-        process.join()
-        assert process.exitcode in (-9, 0), (folder / "out").read_text()
-        if process.exitcode == 0:
-            break  # it came to its end before
-    done, _ = ended(start(f"pretrain --run-dir {run.name}", folder / "out"))
-    assert done == 0, (folder / "out").read_text()
-    print(f"killed: {where}")
-    whole, killed = records(folder / "whole"), records(run)
+    rng, where, number = random.Random(seed), dict.fromkeys(MOMENTS, 0), 0
+    while sum(where.values()) < kills:
+        run = folder / f"killed-{kills}-{number}"
+        shutil.copytree(folder / "begun", run)
+        number += 1
+        while sum(where.values()) < kills:
+            moment = rng.choice(MOMENTS)
+            if not killed_at(moment, run, seconds, rng):
+                break  # it came to its end before
+            where[moment] += 1
+        done, _ = ended(start(f"pretrain --run-dir {run.name}", folder / "out"))
+        assert done == 0, (folder / "out").read_text()
+        assert_same_end(folder / "whole", run)
+    print(f"{number} runs, killed: {where}")
+
+
+def killed_at(moment, run, seconds, rng):
+    """Starts the run, or goes on with it, and kills it at such a moment. False if it ended before."""
+    output = run.parent / "out"
+    door = moment if moment in ("compiler", "evaluation") else ""
+    mark, size, limit = Path(f"{output}.{door}"), size_of(run), time.monotonic() + 120
+    mark.unlink(missing_ok=True)
+    begun = {
+        "start": lambda: True,
+        "compiler": mark.exists,
+        "step": lambda: size_of(run) > size,
+        "save": lambda: any(run.glob("base/*.tmp-*")),
+        "evaluation": mark.exists,
+    }[moment]
+    longest = {"start": min(seconds, 4.0), "step": 0.3, "save": 0.1}.get(moment, 0.05)
+    wait, at = rng.uniform(0.0, longest), rng.randrange(1, 8) if moment == "evaluation" else 1
+    process = start(f"pretrain --run-dir {run.name}", output, door, at, hold=0.05)
+    while process.is_alive() and not begun() and time.monotonic() < limit:
+        time.sleep(0.002)
+    process.join(wait)
+    process.kill()
+    process.join()
+    assert process.exitcode in (-9, 0), output.read_text()
+    return process.exitcode == -9
+
+
+def assert_same_end(whole, run):
+    logs = [records(folder) for folder in (whole, run)]
     for event in (None, "eval", "samples"):
-        a, b = ([strip(r) for r in log if r.get("event") == event] for log in (whole, killed))
+        a, b = ([strip(r) for r in log if r.get("event") == event] for log in logs)
         assert a == b, event  # each step once, and the same to the last bit
-    assert [r["step"] for r in killed if "loss" in r] == list(range(1, STEPS + 1))
-    states = [checkpoint.load(place / "base")[0] for place in (folder / "whole", run)]
+    assert [r["step"] for r in logs[1] if "loss" in r] == list(range(1, STEPS + 1))
+    states = [checkpoint.load(folder / "base")[0] for folder in (whole, run)]
     assert states[0].keys() == states[1].keys()
     for name, leaf in states[0].items():
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(states[1][name]), err_msg=name)
-    left = [str(path) for path in run.rglob("*") if ".tmp-" in path.name or path.name.startswith(".seen")]
-    assert not left
+    assert not [str(path) for path in run.rglob("*") if ".tmp-" in path.name or path.name.startswith(".seen")]
     assert json.loads((run / "status.json").read_text())["state"] == "done"
 
 
