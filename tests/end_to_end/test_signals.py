@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny import SETTINGS, corpus, ended, reached, start
+from tiny import ROOT, SETTINGS, corpus, ended, reached, start
 
 from nanochat_lib import checkpoint
 
@@ -196,3 +198,48 @@ def test_a_failure_is_one_line_and_in_the_status(base, tmp_path):
     said = (tmp_path / "out").read_text()
     status = json.loads((folder / "status.json").read_text())
     assert code == 2 and status["state"] == "failed" and f"nanochat: {status['reason']}\n" in said, said
+
+
+def papermill_run(base, tmp_path, number, group):
+    """(exit code, what was said, the run's folder) of `nanochat run`, sent a signal while its kernel pretrains."""
+    import psutil
+
+    folder = tmp_path / "run"
+    settings = f"--run-dir {folder} {SETTINGS} --corpus {base / 'corpus.jsonl'} -s pretrain.steps=100000"
+    more = "-s data.epochs=1e6 -s pretrain.save_every=100000 -s pretrain.eval_every=100000 -s ops.grace_seconds=10"
+    command = [sys.executable, "-W", "ignore", "-m", "nanochat_lib", "run", *shlex.split(f"{settings} {more}")]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    kernels = []
+    try:
+        end = time.monotonic() + 120
+        while not (folder / "metrics.jsonl").exists() or '"loss"' not in (folder / "metrics.jsonl").read_text():
+            assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
+            time.sleep(0.05)
+        kernels = psutil.Process(process.pid).children(recursive=True)
+        began = time.monotonic()
+        if group:  # as a batch system does: every process of the job
+            for kernel in kernels:
+                kernel.send_signal(number)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+        TOOK.append((f"run, pretraining, {number.name}", time.monotonic() - began))
+        assert kernels and not [kernel for kernel in kernels if kernel.is_running()], "a kernel was left running"
+        return process.returncode, said, folder
+    finally:
+        process.kill()
+        for kernel in kernels:
+            if kernel.is_running():
+                kernel.kill()
+
+
+@pytest.mark.parametrize(("number", "code", "group"), [(TERM, 75, True), (INT, 130, False)])
+def test_the_whole_run_saves_in_its_kernel_and_ends_with_it(base, tmp_path, number, code, group):
+    found, said, folder = papermill_run(base, tmp_path, number, group)
+    status = json.loads((folder / "status.json").read_text())
+    step = checkpoint.latest(folder / "base")[0]
+    assert found == code and step == status["step"] > 0 and status["state"] == "preempted", said
+    assert f"after step {step}, which is saved; the same command goes on from there" in said
+    assert "Traceback" not in said and not list(folder.glob("base/*.tmp-*"))

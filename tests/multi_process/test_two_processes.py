@@ -156,6 +156,34 @@ def test_a_preemption_of_one_saves_the_same_step_in_both(killed):
     assert meta["step"] == step < 99 and {own["batches"] for own in meta["processes"]} == {step * MICRO}
 
 
+def test_ctrl_c_in_one_stops_both_at_one_step(killed, second):
+    folder, _ = killed
+    pair = Pair(folder, "interrupted")
+    assert pair.wait() == [75, 130], pair.text(0) + pair.text(1)
+    step = checkpoint.load_meta(folder / "interrupted" / "base")["step"]
+    for (i, word), one in zip(enumerate(("SIGTERM", "Ctrl-C")), pair.said()["interrupted"], strict=True):
+        assert one["agreed"] and f"stopped by {word} after step {step}, which is saved" in one["message"], pair.text(i)
+
+
+@pytest.mark.parametrize("command", ["hanging", "in set-up"])
+def test_both_end_in_time_when_one_cannot_come_to_a_common_step(killed, second, command):
+    pair = Pair(killed[0], command)
+    began = time.monotonic()
+    assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
+    assert time.monotonic() - began < 60
+    line = {"hanging": "it was busy still and is ended", "in set-up": "no training was under way"}[command]
+    assert all(
+        f"nanochat: stopped by SIGTERM; {'after' if command == 'hanging' else line}" in pair.text(i) for i in (0, 1)
+    )
+    assert all(line in pair.text(i) for i in (0, 1))
+
+
+def test_work_of_uneven_amounts_is_stopped_in_both(killed):
+    pair = Pair(killed[0], "uneven")
+    assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
+    assert all(one["agreed"] for one in pair.said()["uneven"])
+
+
 def test_a_start_with_different_settings_stops_both(tmp_path):
     pair = Pair(tmp_path, "other settings")
     assert all(pair.wait())
