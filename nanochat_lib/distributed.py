@@ -46,7 +46,7 @@ _started: tuple[int, Processes] | None = None  # by the process of this id: a fo
 
 
 def start(options: Options | None = None) -> Processes:
-    """Starts JAX's runtime for one process or many, before JAX is used. A second call returns what the first did.
+    """Starts JAX's runtime where there are several processes, before JAX is used; a second call returns the same.
 
     Raises UserError with a checklist when processes are missing after the timeout.
     """
@@ -142,22 +142,21 @@ def gather(values: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def own_pace() -> Iterator[None]:
-    """In the block check_preempted counts for each process alone; one that stops there stops all at the block's end.
+    """Around work of which processes have different amounts: one that is stopped in it stops all at its end.
 
-    For work of which processes have different amounts, such as sampling. Nothing in the block may wait for another
-    process.
+    Nothing in the block may wait for another process.
     """
     if count() == 1:
         yield
         return
-    stop = None
+    stop: type[Preempted] | None = None
     try:
         with stopping.alone():
             yield
     except Preempted as error:
-        stop = error
-    if gather(np.array([stop is not None], np.int32)).any():
-        raise type(stop or Preempted())(agreed=True)
+        stop = type(error)
+    if gather(np.array([stop is not None])).any():
+        raise (stop or Preempted)(agreed=True)
 
 
 def from_first(value: Callable[[], Any]) -> Any:

@@ -9,16 +9,14 @@ clock jumps, has not stalled.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
-from nanochat_lib import stopping
+from nanochat_lib import beside, stopping
 from nanochat_lib.run_config import OpsConfig
 from nanochat_lib.status import Status
 
@@ -53,7 +51,7 @@ class Detector(threading.Thread):
             if self.stalled:
                 self.stalled = False
                 self.status.write("running")
-                stopping.say(f"{self.status.now['stage']}: it goes on, after {self.idle:.0f} s")
+                beside.say(f"{self.status.now['stage']}: it goes on, after {self.idle:.0f} s")
             self.seen, self.idle = stopping.beats, 0.0
             return
         if self.armed:
@@ -66,7 +64,7 @@ class Detector(threading.Thread):
         median = statistics.median(self.steps) if self.steps else 0.0
         phase = self.phases[-1] if self.phases else "step" if self.steps else "compile"
         patience = PATIENCE[phase]
-        if patience < PATIENCE["compile"] and stopping.compiling():
+        if patience < PATIENCE["compile"] and beside.compiling():
             patience = PATIENCE["compile"]
         return patience * max(self.ops.stall_seconds, self.ops.stall_factor * median)
 
@@ -79,22 +77,16 @@ class Detector(threading.Thread):
         line = f"{self.status.now['stage']}: stalled, no {where} was finished for {self.idle:.0f} s{usual}"
 
         def report() -> None:
-            dump(path)
+            beside.dump(path)
             self.status.write("stalled", line)
             also = ", and is ended: start the same command again" if stop else ""
-            stopping.say(f"{line}; what all threads were doing is in {path}{also}")
+            beside.say(f"{line}; what all threads were doing is in {path}{also}")
 
-        stopping.briefly(report, 10.0)
+        beside.briefly(report, 10.0)
         if stop:
             if _before_exit:
                 _before_exit(line)
             os._exit(CODE)
-
-
-def dump(path: Path) -> None:
-    """Writes where every Python thread of this process is."""
-    with open(path, "w", encoding="utf-8") as out:
-        faulthandler.dump_traceback(out, all_threads=True)
 
 
 _detector: Detector | None = None

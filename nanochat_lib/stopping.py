@@ -17,12 +17,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from nanochat_lib.beside import briefly, compiling, say
 from nanochat_lib.progress import in_notebook
 
 GRACE = 25.0  # seconds; clouds give 30 from the notice to the end
@@ -287,24 +287,3 @@ def link(found: Link | None) -> None:
 
     if found:
         threading.Thread(target=listen, name="listening", daemon=True).start()
-
-
-def say(line: str) -> None:
-    print(f"nanochat: {line}", file=sys.stderr, flush=True)
-
-
-def briefly(call: Callable[[], object], seconds: float = 5.0) -> None:
-    """Does `call`, but waits no longer than that for it: output and disks may hang too."""
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-
-
-def compiling() -> bool:
-    """Whether the main thread is in XLA's compiler."""
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    while frame:
-        if frame.f_code.co_filename.endswith("jax/_src/compiler.py"):
-            return True
-        frame = frame.f_back
-    return False

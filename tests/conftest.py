@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests' tolerances are a CPU's; set it to try them elsewhere
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
+os.environ["NANOCHAT_SHUTDOWN"] = "false"  # no test, nor a process that one starts, switches this machine off
 
 from hypothesis import HealthCheck, settings
 

@@ -4,6 +4,7 @@ Nothing real is ever switched off: every command here runs with a PATH that hold
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def machine(tmp_path, monkeypatch):
         (fakes / name).write_text(f'#!/bin/sh\necho "{name} $*" >> "{log}"\nexit 0\n')
         (fakes / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(fakes))
+    assert shutil.which("shutdown") == str(fakes / "shutdown") and shutil.which("systemctl") is None
     monkeypatch.delenv("NANOCHAT_SHUTDOWN", raising=False)
     monkeypatch.setattr(finish.os, "geteuid", lambda: 0)
     return lambda: log.read_text().splitlines() if log.exists() else []

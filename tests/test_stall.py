@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_lib import stall, status, stopping
+from nanochat_lib import beside, stall, status
 from nanochat_lib.presets import OpsConfig
 from nanochat_lib.status import Status
 
@@ -91,10 +91,10 @@ def test_before_the_first_step_and_in_a_compiler_there_is_more_time(detector, mo
     pass_time(detector, 59)
     assert not detector.stalled
     stall.step("pretrain", 1, 100, 0.5)
-    monkeypatch.setattr(stopping, "compiling", lambda: True)
+    monkeypatch.setattr(beside, "compiling", lambda: True)
     pass_time(detector, 59)
     assert not detector.stalled
-    monkeypatch.setattr(stopping, "compiling", lambda: False)
+    monkeypatch.setattr(beside, "compiling", lambda: False)
     pass_time(detector, 1)
     assert detector.stalled
 
@@ -124,14 +124,14 @@ def test_a_compilation_is_seen():
     found, function = [], compiler.compile_or_get_cached
 
     def looking(*args, **options):
-        found.append(stopping.compiling())
+        found.append(beside.compiling())
         return function(*args, **options)
 
     looking.__code__ = looking.__code__.replace(co_filename=compiler.__file__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compile_or_get_cached", looking)
         jax.jit(lambda x: jnp.sin(x) * 1.2345)(1.0)
-    assert found and all(found) and not stopping.compiling()
+    assert found and all(found) and not beside.compiling()
     assert "compile_or_get_cached" in Path(compiler.__file__).read_text()
 
 
