@@ -464,9 +464,14 @@ class Run:
 
     def report(self) -> dict:
         """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""
+        from nanochat_lib import distributed
         from nanochat_lib.report import write_report
+        from nanochat_lib.status import Status
 
-        return write_report(self.dir)
+        report = write_report(self.dir)
+        if not report["missing"]:
+            Status(self.dir, distributed.place().index == 0).write("done")
+        return report
 
 
 def _plain(value: object) -> object:

@@ -170,6 +170,19 @@ _alone = False
 beats = 0  # grows whenever the process shows that it is alive; the stall detector compares
 
 
+def _forget() -> None:
+    """In a forked child, which has neither the thread nor a share in what is asked of its parent."""
+    global _watch, _link
+    if _watch:
+        signal.set_wakeup_fd(-1)
+        for number, handler in _watch.before.items():
+            signal.signal(number, handler)
+    _watch = _link = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 @contextlib.contextmanager
 def watching(grace: float = GRACE, whole: bool = False) -> Iterator[None]:
     """In the block both signals are handled as told above. Does nothing inside another one, or beside the main thread.

@@ -149,6 +149,22 @@ with stopping.watching():
     assert done.returncode == 0 and done.stdout == "went on\n", done.stderr
 
 
+def test_a_forked_child_is_ended_like_any_process_and_its_parent_is_not():
+    done = child("""
+import multiprocessing
+with stopping.watching(1.0), stopping.deferred():
+    sleeper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+    sleeper.start()
+    sleeper.terminate()
+    sleeper.join(20)
+    assert sleeper.exitcode == -signal.SIGTERM, sleeper.exitcode
+    busy(0.7)
+    assert stopping.noticed() is None
+    print("went on")
+""")
+    assert done.returncode == 0 and done.stdout == "went on\n", done.stderr
+
+
 def test_output_that_nobody_reads_does_not_keep_it_alive():
     process = subprocess.Popen(
         [sys.executable, "-c", START + "import fcntl\n"
