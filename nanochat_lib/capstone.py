@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from nanochat_lib import presets
+from nanochat_lib import presets, status, stopping
 from nanochat_lib.allocator import environment
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
+from nanochat_lib.finish import Stalled, finishing
 from nanochat_lib.pipeline import open_run
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.progress import format_seconds
+from nanochat_lib.stopping import Interrupted, Preempted
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "chapters" / "12_capstone.ipynb"
 POLL_SECONDS = 0.5
@@ -62,49 +68,105 @@ def run_capstone(config: RunConfig, run_dir: str | Path, mine: str = "") -> None
     """
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
-    run = open_run(run_dir, config, accelerator=False, mine=mine)
-    found = run.corpus.report  # a broken corpus is found here, in one line
-    left_out = f", {found.skipped:,} left out" if found.skipped else ""
-    print(f"corpus: {found.documents:,} documents{left_out}")
-    run.close()
+    with finishing(run_dir, config.ops) as ending:
+        run = open_run(run_dir, config, accelerator=False, mine=mine)
+        ending.opened = True
+        found = run.corpus.report  # a broken corpus is found here, in one line
+        left_out = f", {found.skipped:,} left out" if found.skipped else ""
+        print(f"corpus: {found.documents:,} documents{left_out}")
+        run.close()
+        folder = Path(run_dir).resolve()
+        print(f"{config.preset}: running {NOTEBOOK.name} in {folder} (stop it any time; the same command continues)")
+        parameters = {  # all of them: the notebook's own cell may have been edited
+            "preset": config.preset,
+            "run_dir": str(folder),
+            "overrides": overrides(run.config),
+            "seed": config.seed,
+            "corpus": "",
+            "mine": mine,
+        }
+        os.environ.setdefault("COURSE_HOME", str(project_root()))  # the kernel runs in the run's folder
+        os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not a user-wide one
+        os.environ.update(environment(os.environ))  # for the kernel
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["NANOCHAT_PROGRESS_FILE"] = str(Path(scratch) / "progress")
+            view = ProgressView(Path(os.environ["NANOCHAT_PROGRESS_FILE"]))
+            view.start()
+            try:
+                with stopping.last_words(lambda _line: end_kernel(signal.SIGKILL)):
+                    beside(lambda: execute(folder, parameters))
+            finally:
+                view.stop()
+                os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
+        print(summary(folder))
+
+
+def execute(folder: Path, parameters: dict) -> None:
+    """The notebook in a kernel of its own; what fails in a cell comes out as an exception."""
     import papermill
+    from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
 
-    folder = Path(run_dir).resolve()
-    output = folder / "capstone.ipynb"
-    print(f"{config.preset}: running {NOTEBOOK.name} in {folder} (stop it any time; the same command continues)")
-    os.environ.setdefault("COURSE_HOME", str(project_root()))  # the kernel runs in the run's folder
-    os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not a user-wide one
-    os.environ.update(environment(os.environ))  # for the kernel
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["NANOCHAT_PROGRESS_FILE"] = str(Path(scratch) / "progress")
-        view = ProgressView(Path(os.environ["NANOCHAT_PROGRESS_FILE"]))
-        view.start()
+    output, began = folder / "capstone.ipynb", time.time()
+    try:
+        papermill.execute_notebook(
+            str(NOTEBOOK), str(output), parameters=parameters, kernel_name="python3", cwd=str(folder),
+            progress_bar=False, extra_arguments=["--log-level=ERROR"],  # no warning about loopback TCP
+        )  # fmt: skip
+    except PapermillExecutionError as e:
+        for kind in (Preempted, Interrupted):
+            if e.ename == kind.__name__:
+                raise kind(e.evalue) from None
+        if e.ename == "UserError":
+            raise UserError(e.evalue) from None
+        raise RuntimeError(f"cell {e.exec_count} failed with {e.ename}: {e.evalue}; see {output}") from e
+    except DeadKernelError as e:
+        last = status.read(folder)
+        kind = {"stalled": Stalled, "preempted": Preempted}.get(last["state"])
+        if kind and last["time"] >= began:
+            raise kind(last["reason"]) from None
+        where = f" in {last['stage']}" if last["stage"] else ""
+        raise RuntimeError(f"the notebook's kernel was killed{where} (out of memory?); see {output}") from e
+
+
+def beside(work: Callable[[], None]) -> None:
+    """`work()` in another thread, while this one, the main thread, passes on that the command is to end.
+
+    The kernel then saves and ends, within its own grace time or as long as a save takes; a second signal ends both.
+    """
+    failure: list[BaseException] = []
+
+    def guarded() -> None:
         try:
-            papermill.execute_notebook(
-                str(NOTEBOOK),
-                str(output),
-                parameters={  # all of them: the notebook's own cell may have been edited
-                    "preset": config.preset,
-                    "run_dir": str(folder),
-                    "overrides": overrides(run.config),
-                    "seed": config.seed,
-                    "corpus": "",
-                    "mine": mine,
-                },
-                kernel_name="python3",
-                cwd=str(folder),
-                progress_bar=False,
-                extra_arguments=["--log-level=ERROR"],  # no warning about loopback TCP
-            )
-        except PapermillExecutionError as e:
-            if e.ename == "UserError":
-                raise UserError(e.evalue) from None
-            raise RuntimeError(f"cell {e.exec_count} failed with {e.ename}: {e.evalue}; see {output}") from e
-        finally:
-            view.stop()
-            os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
-    print(summary(folder))
+            work()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    with stopping.watching(), stopping.deferred():
+        stopping.set_grace(stopping.SAVE_GRACE + stopping.GRACE)
+        thread.start()
+        told = False
+        while thread.is_alive():
+            thread.join(POLL_SECONDS)
+            if stopping.noticed() and not told:
+                told = True
+                end_kernel(signal.SIGTERM)
+        kind = stopping.noticed()
+        if kind and failure:  # whatever came of it in the kernel, it was asked for here
+            raise kind(str(failure[0]) if isinstance(failure[0], Preempted) else "")
+    if failure:
+        raise failure[0]
+
+
+def end_kernel(number: signal.Signals) -> None:
+    """Sends a signal to the notebook's kernel."""
+    import psutil
+
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any("ipykernel" in word for word in child.cmdline()):
+                child.send_signal(number)
 
 
 def overrides(config: RunConfig) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import errno
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from nanochat_lib import __version__
-from nanochat_lib.errors import UserError
+from nanochat_lib import __version__, stopping
+from nanochat_lib.errors import UserError, explain
 
 DEFAULT_PRESET = "cpu"
 
 
-def _open_run(args: argparse.Namespace) -> object:
+def _stages(args: argparse.Namespace, *names: str) -> None:
+    """Opens the run and does these stages of it."""
+    from nanochat_lib.finish import finishing
     from nanochat_lib.pipeline import default_run_dir, open_run
 
     for option, (variable, _, _) in PROCESSES.items():
@@ -24,7 +26,12 @@ def _open_run(args: argparse.Namespace) -> object:
         if given is not None:
             os.environ[variable] = given
     config = run_config(args)
-    return open_run(args.run_dir or default_run_dir(config), config)
+    folder = args.run_dir or default_run_dir(config)
+    with finishing(folder, config.ops) as ending:
+        opened = open_run(folder, config)
+        ending.opened = True
+        for name in names:
+            _show(getattr(opened, name)().figures)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,27 +65,23 @@ def _show(figures: dict) -> None:
 
 
 def tokenizer(args: argparse.Namespace) -> None:
-    _show(_open_run(args).tokenizer().figures)
+    _stages(args, "tokenizer")
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    _show(_open_run(args).pretrain().figures)
+    _stages(args, "pretrain")
 
 
 def sft(args: argparse.Namespace) -> None:
-    _show(_open_run(args).sft().figures)
+    _stages(args, "sft")
 
 
 def rl(args: argparse.Namespace) -> None:
-    _show(_open_run(args).rl().figures)
+    _stages(args, "rl")
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    opened = _open_run(args)
-    if args.stage in ("base", "all"):
-        _show(opened.eval_base().figures)
-    if args.stage in ("chat", "all"):
-        _show(opened.eval_chat().figures)
+    _stages(args, *(f"eval_{name}" for name in ("base", "chat") if args.stage in (name, "all")))
 
 
 def report(args: argparse.Namespace) -> None:
@@ -150,7 +153,7 @@ def run_config(args: argparse.Namespace) -> object:
     saved = Path(args.run_dir or "") / "config.json"
     resume = args.preset is None and args.run_dir and saved.exists()
     base = from_dict(read_json(saved)) if resume else preset(args.preset or DEFAULT_PRESET)
-    changes = settings(args.set)
+    changes = {"ops.on_finish": getattr(args, "on_finish", "stay")} | settings(args.set)  # never what was saved
     if args.seed is not None:
         changes["seed"] = args.seed
     if args.corpus is not None:
@@ -175,8 +178,18 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _set_option(parser)
 
 
+def _finish_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on-finish", choices=("stay", "shutdown"), default="stay",
+        help="shutdown: switch this machine off when the command is done, has failed, or was ended because it stalled "
+        "(-s ops.on_stall=stop), never after Ctrl-C or SIGTERM; it runs `shutdown -h now`, or what NANOCHAT_SHUTDOWN "
+        "names, two minutes after a line that says how to stop it; ask for it at each start",
+    )  # fmt: skip
+
+
 def _whole_run_options(parser: argparse.ArgumentParser) -> None:
     _run_options(parser)
+    _finish_option(parser)
     parser.add_argument(
         "--mine", default="", metavar="all|ID,ID", help="use your own functions of these exercises of the course"
     )
@@ -193,6 +206,7 @@ PROCESSES = {  # option -> (what it sets for distributed.start, placeholder, hel
 
 def _stage_options(parser: argparse.ArgumentParser) -> None:
     _run_options(parser)
+    _finish_option(parser)
     for option, (_, placeholder, about) in PROCESSES.items():
         parser.add_argument(f"--{option}", metavar=placeholder, help=about)
 
@@ -203,6 +217,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
     _run_options(parser)
+    _finish_option(parser)
     parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
 
 
@@ -326,42 +341,33 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-FIXES = {
-    errno.ENOSPC: "free some space or choose another --run-dir",
-    errno.EDQUOT: "free some of your quota or choose another --run-dir",
-    errno.EROFS: "choose a --run-dir that can be written",
-    errno.EACCES: "choose a --run-dir that you may write, or change the permissions",
-    errno.ENOENT: "check the path",
-}
-
-
-def explain(error: Exception) -> str:
-    """One line for an error that is not a UserError."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    if isinstance(error, OSError) and error.errno in FIXES:
-        where = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror}{where}; {FIXES[error.errno]}"
-    return f"{type(error).__name__}: {first}; --debug shows where"
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 success, 1 failure, 2 a mistake in the input, 130 stopped by Ctrl-C."""
+    """Runs one command. Exit codes: 0 success, 1 failure, 2 a mistake in the input.
+
+    75: stopped by SIGTERM or as stalled, start the same command again; 130: stopped by Ctrl-C, likewise.
+    """
     args = build_parser().parse_args(argv)
+    ours = argv is None and args.function in (run, tokenizer, pretrain, sft, rl, evaluate)  # nobody else's process
+    with stopping.watching(whole=True) if ours else contextlib.nullcontext():
+        return _main(args, ours)
+
+
+def _main(args: argparse.Namespace, ours: bool) -> int:
     try:
-        if argv is None and args.function in (pretrain, sft, rl):  # this process is ours alone, and JAX has not started
+        if ours and args.function in (pretrain, sft, rl):  # JAX has not started
             from nanochat_lib.allocator import keep_memory
 
             keep_memory()
         return args.function(args) or 0
-    except KeyboardInterrupt:
-        print("\nnanochat: stopped; the same command continues a run where it stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        text = str(stop) or "stopped; the same command continues a run where it stopped"
+        print(f"\nnanochat: {text}", file=sys.stderr)
+        return getattr(stop, "code", 130)
     except BrokenPipeError:  # the reader of our output went away (`nanochat presets | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if getattr(args, "debug", False):
             traceback.print_exc()
-        mistake = isinstance(error, UserError)
-        print(f"nanochat: {error if mistake else explain(error)}", file=sys.stderr)
-        return 2 if mistake else 1
+        print(f"nanochat: {explain(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else getattr(error, "code", 1)

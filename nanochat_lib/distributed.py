@@ -2,7 +2,7 @@
 
 JAX is multi-controller: every process runs the same program over its own devices and meets the others in collective
 operations. A process that decides alone (to save, to stop, to fail) leaves the others waiting, so decisions are made
-together here. One process alone starts the runtime too, on a socket of its own: without it JAX sees no preemption.
+together here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from nanochat_lib import stopping
 from nanochat_lib.compile_cache import keep_compiled
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, decide, tpu_chips
 from nanochat_lib.rendezvous import Watchdog, checklist
-from nanochat_lib.runtime import Preempted, start_alone, start_cluster, start_given
+from nanochat_lib.runtime import link_notices, start_cluster, start_given
+from nanochat_lib.stopping import Preempted
 
 GRACE = 5.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
 
@@ -45,10 +47,9 @@ _started: tuple[int, Processes] | None = None  # by the process of this id: a fo
 
 
 def start(options: Options | None = None) -> Processes:
-    """Starts JAX's runtime for one process or many, before JAX is used. A second call returns what the first did.
+    """Starts JAX's runtime where there are several processes, before JAX is used; a second call returns the same.
 
-    Raises UserError with a checklist when processes are missing after the timeout. One process alone that has used
-    JAX already (a notebook) goes on without the runtime: all it loses is the save at a preemption.
+    Raises UserError with a checklist when processes are missing after the timeout.
     """
     global _started
     import jax
@@ -67,9 +68,9 @@ def start(options: Options | None = None) -> Processes:
             processes = Processes(jax.process_index(), jax.process_count())
         _check_devices()
     else:
-        start_alone()
         processes = Processes(0, 1)
     if processes.count > 1:
+        link_notices(processes.index)
         atexit.register(_leave)
         sys.excepthook = _excepthook
     _started = (os.getpid(), processes)
@@ -88,6 +89,11 @@ def _check_devices() -> None:
 
 
 # ---- decisions in common --------------------------------------------------------------------------------------------
+
+
+def place() -> Processes:
+    """This process's place, without touching JAX: before the start it is the only one."""
+    return _started[1] if _started else Processes(0, 1)
 
 
 def index() -> int:
@@ -134,6 +140,25 @@ def gather(values: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(values, tiled=True))
+
+
+@contextlib.contextmanager
+def own_pace() -> Iterator[None]:
+    """Around work of which processes have different amounts: one that is stopped in it stops all at its end.
+
+    Nothing in the block may wait for another process.
+    """
+    if count() == 1:
+        yield
+        return
+    stop: type[Preempted] | None = None
+    try:
+        with stopping.alone():
+            yield
+    except Preempted as error:
+        stop = type(error)
+    if gather(np.array([stop is not None])).any():
+        raise (stop or Preempted)(agreed=True)
 
 
 def from_first(value: Callable[[], Any]) -> Any:
@@ -283,7 +308,7 @@ def together() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _broken = not isinstance(error, Preempted)  # to which all came together
+        _broken = not getattr(error, "agreed", False)  # a preemption to which all came together
         raise
 
 

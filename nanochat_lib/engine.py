@@ -16,6 +16,7 @@ import numpy as np
 from nanochat_lib import gpt
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
+from nanochat_lib.runtime import check_preempted
 from nanochat_lib.sampling import candidate_count, check_sampling, next_power, row_keys
 from nanochat_lib.sizing import GPTConfig
 
@@ -94,7 +95,8 @@ class Engine:
 
         The end token is left out unless `include_end`. `seed` may be a list, one a prompt: an answer then does not
         depend on what else is in the batch. `batch_rows` bounds the rows that the device holds at a time and changes no
-        random number. Raises UserError for a prompt or an option out of range.
+        random number. Raises UserError for a prompt or an option out of range; in a training loop a preemption ends it
+        between two chunks of tokens (stopping.Preempted).
         """
         limits = self._limits(prompts, num_samples, max_tokens)
         options = self._options(temperature, top_k, logprobs)
@@ -115,6 +117,7 @@ class Engine:
                 samples = range(start, min(start + per_prompt, num_samples))
                 batch = self._batch(prompts[part], limits[part], samples, places[part], seeds[part], options)
                 while batch.alive.any():
+                    check_preempted()
                     batch.advance(CHUNK)
                 batch.collect(done, include_end)
         return done

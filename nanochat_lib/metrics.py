@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,12 @@ class MetricsLog:
             line = json.dumps({name: plain(value) for name, value in values.items()})
             with clear_disk_errors(self.path), open(self.path, "a", encoding="utf-8") as out:
                 out.write(line + "\n")
+
+    def start(self, stage: str, step: int, devices: int) -> None:
+        """Notes that `stage` starts, or starts again, after `step`; `time` is in unix seconds."""
+        self.append(
+            stage=stage, event="start", step=step, time=time.time(), processes=distributed.count(), devices=devices
+        )
 
     def read(self, stage: str | None = None) -> list[dict]:
         """All records (of one stage). A last line that a kill cut short is left out."""

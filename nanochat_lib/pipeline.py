@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from nanochat_lib import presets
-from nanochat_lib.errors import UserError
+from nanochat_lib.errors import InUse, UserError
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.storage import atomic_write_json, free_bytes, read_json
 
@@ -206,7 +206,7 @@ def _lock(folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
-        raise UserError(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
+        raise InUse(f"{folder} is in use by another run; wait for it or choose another --run-dir") from None
     _held[folder] = handle
 
 
@@ -328,7 +328,7 @@ class Run:
         self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
     ) -> StageResult:
         """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
-        from nanochat_lib import distributed
+        from nanochat_lib import distributed, supervise
         from nanochat_lib.hardware import device_peak_gb
         from nanochat_lib.price import price_here
 
@@ -367,7 +367,8 @@ class Run:
             path.parent.mkdir(exist_ok=True)
         write(path, record)
         try:
-            found = work() if name in TRAINING else together(work)
+            with supervise.supervised(self.dir, name, self.config.ops):
+                found = work() if name in TRAINING else together(work)
             record["figures"] = found | {"peak_memory_gb": peak_memory_gb(), "device_peak_gb": device_peak_gb()}
             record["finished"] = True
         finally:
@@ -554,11 +555,15 @@ class Run:
 
     def report(self) -> dict:
         """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""
+        from nanochat_lib import distributed
         from nanochat_lib.report import write_report
+        from nanochat_lib.status import Status
 
-        written = write_report(self.dir)
+        report = write_report(self.dir)
+        if not report["missing"]:
+            Status(self.dir, distributed.place().index == 0).write("done")
         self.share_files()
-        return written
+        return report
 
 
 def _plain(value: object) -> object:

@@ -147,7 +147,8 @@ def pretrain(
     def evaluate(step: int, state: TrainState) -> dict:
         if stage.sample_every > 0 and step and (step % stage.sample_every == 0 or step == plan.steps):
             engine = Engine(model, replicate(state.params, dtype), tokenizer, dtype=dtype)
-            written = samples(engine, tokenizer, prompts)
+            with distributed.own_pace():
+                written = samples(engine, tokenizer, prompts)
             metrics.append(stage="pretrain", step=step, event="samples", samples=written)
         return {
             name: bits_per_byte(eval_step, state.params, on_devices(mesh, batches), token_bytes)

@@ -178,7 +178,8 @@ def rl(
             part = slice(rank * own, (rank + 1) * own)
             questions = question_order(len(task), config.seed, step, per_step)[part]
             seeds = np.random.default_rng((config.seed, step)).integers(2**31, size=per_step)[part].tolist()
-            sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seeds)
+            with distributed.own_pace():
+                sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seeds)
             arrays = to_batch(sequences, masks, advantages(rewards), length, tokenizer.bos_id, micro_rows)
             rewards = distributed.gather(rewards)
             collapsed = float(np.mean(rewards.max(axis=1) == rewards.min(axis=1)))
@@ -188,7 +189,8 @@ def rl(
 
     def evaluate(_step: int, state: TrainState) -> dict:
         engine.params = replicate(state.params, dtype)
-        return held_out_reward(engine, tokenizer, held_out, stage)
+        with distributed.own_pace():
+            return held_out_reward(engine, tokenizer, held_out, stage)
 
     train(
         Stage.of(

@@ -165,7 +165,9 @@ class OpsConfig:
     stall_factor: float = 30.0  # no step for this many times the median step counts as a stall,
     stall_seconds: float = 600.0  # but never sooner than this
     on_stall: str = "report"  # report: dump the stacks and mark the run; stop: end the process as well, to be restarted
-    on_finish: str = "stay"  # shutdown: the machine is switched off when the run is done or has failed
+    on_finish: str = "stay"  # shutdown: the machine is switched off when the run is done, has failed or was ended
+    finish_seconds: float = 120.0  # between the line that says so and the switching off
+    grace_seconds: float = 25.0  # from SIGTERM or Ctrl-C to the end, whatever the process is doing
     guard_steps: int = 10  # steps of each start that guards.py checks whole; -1: all, 0: none
     usd_per_hour: float = -1.0  # what the whole machine costs; 0: an own one; -1: by hardware.py's table of chips
     spot: bool = False  # the machine is rented at the price of one that may be taken away

@@ -1,43 +1,22 @@
-"""JAX's distributed runtime, started and kept out of the way: of forked children, of SIGTERM, of networks.
+"""JAX's distributed runtime, started and kept out of the way: of forked children and of SIGTERM.
 
-It brings collective operations between processes and the notice of a preemption, also for one process alone.
+It brings collective operations between processes, and the step at which all of them stop when one is asked to.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
+from nanochat_lib import stopping
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import PORT, Plan, tpu_chips
 from nanochat_lib.rendezvous import Watchdog, checklist, meet
-
-
-def start_alone() -> None:
-    """The runtime for this process only. No TCP: a proxy, a firewall or a missing network cannot be in the way."""
-    import jax
-
-    folder, owner = tempfile.mkdtemp(prefix="nanochat-"), os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
-    address = f"unix:{folder}/socket"
-    with contextlib.suppress(AttributeError):  # an option of some versions: a warning about proxies
-        jax.config.update("jax_check_proxy_envs", False)
-    try:
-        _initialize(
-            coordinator_address=address, num_processes=1, process_id=0, coordinator_bind_address=address,
-            cluster_detection_method="deactivate",
-        )  # fmt: skip
-    except RuntimeError:  # JAX has been used before, or no socket can be had
-        return
-    jax.config.update("jax_cpu_collectives_implementation", None)  # gloo would look up this machine's name
+from nanochat_lib.stopping import Preempted
 
 
 def start_given(plan: Plan) -> bool:
@@ -87,11 +66,18 @@ def _initialize(**options: Any) -> None:
     import jax
 
     before = _on_sigterm(None)
+    _on_sigterm(before)
     try:
         jax.distributed.initialize(**options)
     finally:
-        _notifier = _on_sigterm(before)
+        found = _on_sigterm(before)
+        _notifier = found if found != before else None  # the preemption service may be switched off
     os.register_at_fork(after_in_child=_forget)
+
+
+def link_notices(index: int) -> None:
+    """From now on a process that is asked to end tells the others. `index`: this process's number."""
+    stopping.link(stopping.Link(index, _tell, _heard))
 
 
 def _forget() -> None:
@@ -100,6 +86,7 @@ def _forget() -> None:
     from jax._src import distributed
 
     _notifier = None
+    stopping.link(None)
     state = distributed.global_state
     for part in ("client", "service", "preemption_sync_manager"):
         if (kept := getattr(state, part, None)) is not None:
@@ -108,12 +95,8 @@ def _forget() -> None:
 
 
 _notifier: int | None = None  # JAX's handler of SIGTERM, a C function
-_watching = False
 _polls = 0
-
-
-class Preempted(UserError):
-    """The machine is going to be taken away (SIGTERM): what was learned is saved, the run can go on elsewhere."""
+NOTICE = "nanochat/stop"  # where the first process that is asked to end says so
 
 
 def _on_sigterm(handler: int | None) -> int | None:
@@ -123,32 +106,48 @@ def _on_sigterm(handler: int | None) -> int | None:
     return libc.signal(signal.SIGTERM, handler)
 
 
-@contextlib.contextmanager
-def watching_for_preemption() -> Iterator[None]:
-    """In the block SIGTERM is a notice that `check_preempted` passes on; outside it ends the process as ever."""
-    global _watching
-    if _notifier is None:
-        yield
-        return
-    before, _watching = _on_sigterm(_notifier), True
+def _tell() -> None:
+    """Passes a notice on: to JAX, which finds the step to stop at, and to the other processes' own threads."""
+    from jax._src import distributed
+
+    if _notifier is not None:
+        ctypes.CFUNCTYPE(None, ctypes.c_int)(_notifier)(signal.SIGTERM)
+    with contextlib.suppress(RuntimeError):  # said already, or nobody is there any more
+        distributed.global_state.client.key_value_set(NOTICE, "1")
+
+
+def _heard() -> bool:
+    from jax._src import distributed
+
     try:
-        yield
-    finally:
-        _watching = False
-        _on_sigterm(before)
+        return bool(distributed.global_state.client.key_value_try_get(NOTICE))
+    except (RuntimeError, AttributeError):  # nothing said, or the runtime has ended
+        return False
 
 
 def check_preempted() -> None:
-    """Raises Preempted in all processes at the same call, a second or two after one of them was sent SIGTERM.
+    """Raises stopping.Preempted when this run was asked to end: in all processes at the same call, within seconds.
 
-    All processes call this equally often, every few seconds. Does nothing outside `watching_for_preemption`.
+    All processes call this equally often, every few seconds, except where they go at their own pace
+    (distributed.own_pace). It is a sign of life as well. Outside `stopping.deferred` it only is that.
     """
     global _polls, _notifier
-    if not _watching or _notifier is None:
+    stopping.beats += 1
+    if not stopping.is_deferred():
+        return
+    if stopping.deciding_alone():
+        if kind := stopping.noticed():
+            raise kind()
+        return
+    if _notifier is None:  # no preemption service: nobody can agree on a step, and what was saved before counts
         return
     from jax.experimental import multihost_utils
 
     _polls += 1
-    if multihost_utils.reached_preemption_sync_point(_polls):
-        _notifier = None  # JAX notices one preemption; a second signal is to end the process
-        raise Preempted("stopped by SIGTERM")
+    try:
+        reached = multihost_utils.reached_preemption_sync_point(_polls)
+    except RuntimeError:
+        return
+    if reached:
+        _notifier = None  # JAX notices one preemption only
+        raise (stopping.noticed() or Preempted)(agreed=True)

@@ -20,11 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanochat_lib import arrays, distributed, step_folders, storage
+from nanochat_lib import arrays, distributed, step_folders, stopping, storage
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.objects import StoreError
-from nanochat_lib.runtime import Preempted
 
 LARGE_META = 32_768  # characters of JSON from which a value of the metadata gets its own file
 SPARE_BYTES = 1 << 20  # room asked for beside the arrays
@@ -129,12 +128,12 @@ class Saver:
         """Waits until the save on its way has ended and the copy, if there is one, has the newest checkpoint.
 
         Raises UserError when one of them failed. Called while another exception ends the run, it prints that instead;
-        then, unless the exception is Preempted, to which all processes came together, each waits for itself alone.
+        then, unless all processes came to the exception together, each waits for itself alone.
         """
         ending = sys.exc_info()[1]
         if ending is self._around:
             ending = None
-        if ending is not None and not isinstance(ending, Preempted):
+        if ending is not None and not getattr(ending, "agreed", False):
             job, self._job = self._job, None
             if job:
                 job.join(None if distributed.count() == 1 else ALONE)
@@ -189,6 +188,8 @@ class Saver:
             if job.error:
                 raise job.error
         self._known.add(job.step)
+        if self.shared or not job.warning:
+            stopping.keeps(job.step)
         if job.warning:
             print(job.warning)
 

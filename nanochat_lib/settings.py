@@ -80,7 +80,7 @@ POSITIVE = {
     "depth", "aspect_ratio", "head_dim", "kv_groups", "sequence_len", "max_chars", "doc_cap", "epochs", "buffer_docs",
     "world_chars", "passage_chars", "ratio", "eval_tokens", "keep", "log_every", "questions_per_step", "samples",
     "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows", "stall_factor",
-    "stall_seconds",
+    "stall_seconds", "grace_seconds",
 }  # fmt: skip
 OPEN_OR_POSITIVE = {
     "steps", "batch_tokens", "device_rows", "n_embd", "conversations", "vocab_size", "loss_chunks", "keep_every",

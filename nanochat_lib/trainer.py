@@ -19,17 +19,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from nanochat_lib import checkpoint, distributed, guards, loader
+from nanochat_lib import checkpoint, distributed, guards, loader, stall, stopping
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
 from nanochat_lib.metrics import MetricsLog
 from nanochat_lib.presets import PretrainConfig, RLConfig, RunConfig, SFTConfig, to_dict
 from nanochat_lib.progress import Progress
-from nanochat_lib.runtime import Preempted, check_preempted, watching_for_preemption
+from nanochat_lib.runtime import check_preempted
 from nanochat_lib.schedules import Hyper
 from nanochat_lib.sharding import global_batch, make_mesh
 from nanochat_lib.sizing import GPTConfig, flops_per_token
+from nanochat_lib.stopping import Preempted
 from nanochat_lib.storage import TEMPORARY, clear_disk_errors
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
@@ -167,13 +168,14 @@ def train(stage: Stage, state: TrainState) -> TrainState:
 
     Evaluations happen before step 0, every `eval_every` steps and at the end; checkpoints every `save_every` steps and
     at the end. A loss that is not finite stops the run with a UserError; the checkpoints written before it stay.
-    SIGTERM saves and raises Preempted. All processes call this together, with states laid out on the same mesh.
+    SIGTERM and Ctrl-C save and raise stopping.Preempted. All processes call this together, with states laid out on the
+    same mesh.
     """
-    with distributed.together(), watching_for_preemption():
-        return _train(stage, state)
+    with stopping.watching(), distributed.together(), stall.resting(), contextlib.ExitStack() as around:
+        return _train(stage, state, around)
 
 
-def _train(stage: Stage, state: TrainState) -> TrainState:
+def _train(stage: Stage, state: TrainState, around: contextlib.ExitStack) -> TrainState:
     saver = prepare_folder(stage)
     found = resume(stage, saver, state)
     loader_state, start, seconds, tokens = None, 0, 0.0, 0
@@ -185,24 +187,24 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
         loader_state = own_stream(stage, meta["processes"])
     before = seconds
     stage.metrics.rewind(stage.name, start if found else -1)
+    devices = device_count(state)
+    if start < stage.steps:
+        stage.metrics.start(stage.name, start, devices)
+        stall.starts(stage.name, start, stage.steps)
     holder = [state]  # the step donates its input, so rollouts must always ask for the present state
     batches = stage.batches(loader_state, lambda: holder[0])
     chip = this_chip()
-    devices = device_count(state)
     window_tokens, window_seconds = 0, 0.0
     guard = guards.Guards(
         stage.name, stage.meta["model"]["vocab_size"], stage.guard_steps, stage.first_loss, stage.own_samples,
         stage.low_share,
     )  # fmt: skip
+    done, unsaved = start, None  # the newest finished step, and what a stop here would have to save of it
+    around.enter_context(stopping.deferred())
     try:
         with show_progress(stage, start) as bar:
             if not found or evaluation_missing(stage, start):
-                try:
-                    evaluate(stage, start, holder[0])
-                except Preempted:
-                    raise Preempted(
-                        f"{stage.name}: stopped by SIGTERM; the same command goes on from step {start}"
-                    ) from None
+                evaluate(stage, start, holder[0])
             for step in range(start, stage.steps):
                 clock = time.perf_counter()
                 batch = next(batches)
@@ -219,6 +221,7 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                 done = step + 1
                 seconds += took
                 tokens += count
+                stall.step(stage.name, done, stage.steps, took)
                 if step > start + 1:  # the first steps compile
                     window_tokens, window_seconds = window_tokens + count, window_seconds + took
                 rate = window_tokens / window_seconds if window_seconds else None
@@ -238,26 +241,26 @@ def _train(stage: Stage, state: TrainState) -> TrainState:
                         window_tokens, window_seconds = 0, 0.0
                 if bar:
                     bar.update(1, **shown(stage, record, batch))
-                totals = {"step": done, "seconds": seconds, "tokens": tokens}
-                try:
-                    check_preempted()
-                    if stage.due(stage.eval_every, done):
-                        evaluate(stage, done, holder[0])
-                except Preempted:
-                    save(stage, saver, holder[0], totals, batch)
-                    saver.settle()
-                    raise Preempted(
-                        f"{stage.name}: stopped by SIGTERM after step {done}, which is saved; "
-                        "the same command goes on from there"
-                    ) from None
+                unsaved = {"step": done, "seconds": seconds, "tokens": tokens}, batch
+                check_preempted()
+                if stage.due(stage.eval_every, done):
+                    evaluate(stage, done, holder[0])
                 if stage.due(stage.save_every, done):
-                    save(stage, saver, holder[0], totals, batch)
+                    save(stage, saver, holder[0], *unsaved)
+                    unsaved = None
                 saver.poll()
+    except Preempted as stop:
+        with stopping.saving():
+            if unsaved:
+                save(stage, saver, holder[0], *unsaved)
+            saver.settle()
+        raise stop.after(stage.name, start, done) from None
     finally:
         close = getattr(batches, "close", None)
         if close:
             close()
-        saver.wait()
+        with stopping.saving(), stall.phase("save"):
+            saver.wait()
     return holder[0]
 
 
@@ -274,8 +277,9 @@ def own_stream(stage: Stage, saved: list[dict]) -> dict:
 
 def save(stage: Stage, saver: checkpoint.Saver, state: TrainState, totals: dict, batch: StepBatch) -> None:
     """Begins a checkpoint: the state, the figures so far, and where each process's stream stands."""
-    meta = stage.meta | totals | {"devices": device_count(state), "mark": guards.mark(state, stage.probe)}
-    saver.save(totals["step"], state, meta, batch.loader_state())
+    with stopping.saving(), stall.phase("save"):
+        meta = stage.meta | totals | {"devices": device_count(state), "mark": guards.mark(state, stage.probe)}
+        saver.save(totals["step"], state, meta, batch.loader_state())
 
 
 def device_count(state: TrainState) -> int:
@@ -305,7 +309,8 @@ def shown(stage: Stage, record: dict, batch: StepBatch) -> dict:
 def evaluate(stage: Stage, step: int, state: TrainState) -> None:
     """Evaluates and logs, when the stage has an evaluation."""
     if stage.evaluate:
-        figures = stage.evaluate(step, state) | ({"probe_loss": stage.probe(state.params)} if stage.probe else {})
+        with stall.phase("evaluation"):
+            figures = stage.evaluate(step, state) | ({"probe_loss": stage.probe(state.params)} if stage.probe else {})
         stage.metrics.append(stage=stage.name, step=step, event="eval", **figures)
 
 

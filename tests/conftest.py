@@ -6,6 +6,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the tests' tolerances are a CPU
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("NANOCHAT_COMPILE_CACHE", "0")  # nothing of an earlier run helps, nothing is left behind
 os.environ.pop("NANOCHAT_PROGRESS_FILE", None)
+os.environ["NANOCHAT_SHUTDOWN"] = "false"  # no test, nor a process that one starts, switches this machine off
 
 from hypothesis import HealthCheck, settings
 

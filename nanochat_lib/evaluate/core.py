@@ -25,6 +25,7 @@ from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
 from nanochat_lib.losses import token_nll
 from nanochat_lib.progress import Progress
+from nanochat_lib.runtime import check_preempted
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tokenizer import Tokenizer
 
@@ -185,6 +186,7 @@ def score_spans(
     nll, exact = np.zeros(len(items)), np.zeros(len(items), bool)
     order = sorted(range(len(items)), key=lambda i: len(items[i].ids))
     for first in range(0, len(order), rows):
+        check_preempted()
         chosen = order[first : first + rows]
         longest = max(len(items[i].ids) for i in chosen)
         ids = np.full((rows, BUCKET * -(-longest // BUCKET)), pad_id, np.int32)

@@ -42,6 +42,7 @@ class Pair:
                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
                 },
                 stdout=open(output, "w"), stderr=subprocess.STDOUT,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job is deaf to Ctrl-C
             )
             for i, output in enumerate(self.outputs)
         ]  # fmt: skip
@@ -176,6 +177,32 @@ def test_a_preemption_of_one_saves_the_same_step_in_both(killed):
     ] * 2  # fmt: skip
     meta = checkpoint.load_meta(base)
     assert meta["step"] == step < 99 and {own["batches"] for own in meta["processes"]} == {step * MICRO}
+
+
+def test_ctrl_c_in_one_stops_both_at_one_step(killed, second):
+    folder, _ = killed
+    pair = Pair(folder, "interrupted")
+    assert pair.wait() == [75, 130], pair.text(0) + pair.text(1)
+    step = checkpoint.load_meta(folder / "interrupted" / "base")["step"]
+    for (i, word), one in zip(enumerate(("SIGTERM", "Ctrl-C")), pair.said()["interrupted"], strict=True):
+        assert one["agreed"] and f"stopped by {word} after step {step}, which is saved" in one["message"], pair.text(i)
+
+
+@pytest.mark.parametrize("command", ["hanging", "in set-up"])
+def test_both_end_in_time_when_one_cannot_come_to_a_common_step(killed, second, command):
+    pair = Pair(killed[0], command)
+    began = time.monotonic()
+    assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
+    assert time.monotonic() - began < 60
+    line = {"hanging": "it was busy still and is ended", "in set-up": "no training was under way"}[command]
+    for i in (0, 1):
+        assert "nanochat: stopped by SIGTERM; " in pair.text(i) and line in pair.text(i)
+
+
+def test_work_of_uneven_amounts_is_stopped_in_both(killed):
+    pair = Pair(killed[0], "uneven")
+    assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
+    assert all(one["agreed"] for one in pair.said()["uneven"])
 
 
 def test_a_start_with_different_settings_stops_both(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import distributed, loader, sharding
+from nanochat_lib import distributed, loader, sharding, stopping
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import bits_per_byte
@@ -23,9 +23,10 @@ from nanochat_lib.objects import Store, StoreError
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.presets import CPU_OPTIM
 from nanochat_lib.pretrain import fixed_batches, step_batches
-from nanochat_lib.runtime import Preempted
+from nanochat_lib.runtime import check_preempted
 from nanochat_lib.schedules import base_schedule
 from nanochat_lib.sizing import GPTConfig
+from nanochat_lib.stopping import Preempted
 from nanochat_lib.train_step import init_train_state, make_eval_step, make_train_step
 from nanochat_lib.trainer import Stage, on_devices, train
 
@@ -153,8 +154,56 @@ def own_disks(runs, folder):
     return said
 
 
+def interrupt_the_last(step):
+    if step == 1 and distributed.index() == distributed.count() - 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+
+
+def hang_in_the_last(step):
+    """A notice reaches all while one process does not come to its next step."""
+    if step == 2 and distributed.index() == distributed.count() - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+
+
+def uneven(folder):
+    """What rollouts are: each process has an amount of its own, and the one with more is asked to stop."""
+    with stopping.deferred():
+        with distributed.own_pace():
+            for number in range(1000 * distributed.index()):
+                check_preempted()
+                if number == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.05)
+        raise RuntimeError("nobody stopped")
+
+
+def ends(folder, command):
+    """Commands that a process does not come back from: the exit code of a stopped run."""
+    with stopping.watching(grace=4.0, whole=True):
+        distributed.start()
+        try:
+            if command == "interrupted":
+                Runs().train(folder / command, steps=99, at=interrupt_the_last)
+            elif command == "hanging":
+                Runs().train(folder / command, steps=99, at=hang_in_the_last)
+            elif command == "uneven":
+                uneven(folder)
+            elif command == "in set-up":
+                if distributed.index():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(600)
+                distributed.gather_text("waiting for the other")
+        except Preempted as stop:
+            print(json.dumps({"command": command, "message": str(stop), "agreed": stop.agreed}), flush=True)
+            sys.exit(stop.code)
+
+
 def main(folder, *commands):
     folder = Path(folder)
+    if commands[0] in ("interrupted", "hanging", "uneven", "in set-up"):
+        return ends(folder, commands[0])
     distributed.start()
     if commands[0] == "other settings":
         distributed.agree(config=f"settings of {distributed.index()}")

@@ -1,0 +1,302 @@
+"""Being asked to end, by SIGTERM (somebody wants the machine back) or Ctrl-C, at any moment of a command.
+
+A thread learns of the signal at once, through the pipe that Python's C handler writes to, whatever the main thread is
+doing. What follows:
+
+- Where nothing would be lost, the main thread gets the exception Preempted (Interrupted for Ctrl-C) on the spot.
+- In a `deferred` block, a training loop, the signal is only noted: the loop looks for it where its state is whole
+  (runtime.check_preempted), saves, and raises the exception itself.
+- Whoever has not ended after the grace time, in a compiler for example, is ended by the thread: what was saved before
+  counts. A save that is under way is finished first.
+- A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nanochat_lib.beside import briefly, compiling, say
+from nanochat_lib.progress import in_notebook
+
+GRACE = 25.0  # seconds; clouds give 30 from the notice to the end
+SAVE_GRACE = 600.0  # seconds for a save that had begun: if the machine goes first, the checkpoint before it counts
+AGAIN = 2.0  # seconds in which another signal is the same request, passed on by a launcher and by a shell
+UNWIND = 5.0  # seconds that the process has for its own end after a save
+POLL = 0.5
+
+
+class Preempted(KeyboardInterrupt):
+    """Stopped by SIGTERM: what was learned is saved, and the same command goes on from there.
+
+    `code` is the exit code for it; `agreed` says that all processes of the run came to this together.
+    """
+
+    code, word = 75, "SIGTERM"
+
+    def __init__(self, message: str = "", agreed: bool = False) -> None:
+        super().__init__(message or f"stopped by {self.word}; the same command goes on where this one left off")
+        self.agreed = agreed
+
+    def after(self, stage: str, start: int, done: int) -> Preempted:
+        """The same of a stage that went on from step `start` to `done`, and is saved."""
+        if done > start:
+            text = f"after step {done}, which is saved; the same command goes on from there"
+        else:
+            text = f"before another step was done; the same command goes on from step {start}"
+        return type(self)(f"{stage}: stopped by {self.word} {text}", self.agreed)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class Interrupted(Preempted):
+    """Stopped by Ctrl-C; what was learned is saved all the same."""
+
+    code, word = 130, "Ctrl-C"
+
+
+KINDS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
+
+
+@dataclass
+class Link:
+    """How a notice travels to the other processes of a run; the functions may take their time, or never return."""
+
+    index: int
+    tell: Callable[[], None]
+    heard: Callable[[], bool]
+
+
+class Watch(threading.Thread):
+    """The handlers of both signals, and the thread that ends a process which does not end itself."""
+
+    def __init__(self, grace: float, whole: bool) -> None:
+        super().__init__(name="stopping", daemon=True)
+        self.grace, self.whole = grace, whole  # whole: the process ends after this; else only the block does
+        self.notice: type[Preempted] | None = None
+        self.since = self.saved = 0.0
+        self.deferring = self.saving = 0
+        self.told = self.closed = False  # told: the main thread has had its say
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        # A background job may be born deaf to Ctrl-C, and stays so.
+        kinds = [kind for kind in KINDS if signal.getsignal(kind) != signal.SIG_IGN]
+        self.before = {number: signal.signal(number, self.handle) for number in kinds}
+        self.wakeup = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
+        self.start()
+
+    def close(self) -> None:
+        """Back to what was before; but a process that is to end stays watched until it has."""
+        if self.whole and self.notice:
+            return
+        signal.set_wakeup_fd(self.wakeup)
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.closed = True
+        os.write(self.writer, b"\0")
+        self.join()
+        os.close(self.reader)
+        os.close(self.writer)
+
+    def handle(self, number: int, _frame: object) -> None:
+        """In the main thread, between two of Python's instructions."""
+        again = self.notice is not None and time.monotonic() - self.since > AGAIN
+        self.note(KINDS[number])
+        insists = again and number == signal.SIGINT and in_notebook()  # who would lose the kernel, not a process
+        first, self.told = not self.told, True
+        if insists or (first and not self.deferring and not _link):
+            raise KINDS[number]()
+
+    def note(self, kind: type[Preempted], told: bool = False) -> None:
+        """The first notice counts; it goes on to the other processes unless it came from there."""
+        if self.notice:
+            return
+        self.notice, self.since = kind, time.monotonic()
+        if _link and not told:
+            threading.Thread(target=_link.tell, daemon=True).start()
+
+    def deadline(self) -> float:
+        if self.notice is Interrupted and in_notebook():
+            return float("inf")
+        if self.saving:
+            return self.since + SAVE_GRACE
+        return max(self.since + self.grace, self.saved + UNWIND if self.saved > self.since else 0.0)
+
+    def run(self) -> None:
+        said = False
+        while not self.closed:
+            ready, _, _ = select.select([self.reader], [], [], POLL)
+            for number in os.read(self.reader, 64) if ready else b"":
+                if number not in KINDS:
+                    continue
+                again = self.notice is not None and time.monotonic() - self.since > AGAIN
+                self.note(KINDS[number])
+                if again and not (number == signal.SIGINT and in_notebook()):
+                    self.end("a second signal ends it at once")
+            if self.closed or self.notice is None:
+                continue
+            if self.deferring and not said:
+                said = True
+                line = f"{self.notice.word}: this step is finished and saved"
+                briefly(lambda line=line: say(line + ("" if in_notebook() else "; a second signal ends at once")), 1.0)
+            if _link and not self.deferring:
+                self.end("no training was under way")
+            if time.monotonic() > self.deadline():
+                what = "it was compiling" if compiling() else "it was busy"
+                self.end(f"after {time.monotonic() - self.since:.0f} s {what} still and is ended")
+
+    def end(self, why: str) -> None:
+        """Ends the process from here; nothing that might hang is waited for."""
+        line = f"stopped by {self.notice.word}; {why}: {_kept}, the same command goes on from there"
+        briefly(lambda: [say(line), *(call(line) for call in _last_words)])
+        if _link and _link.index == 0:
+            time.sleep(AGAIN)  # the others lose their runtime with this process: they are to end before
+        os._exit(self.notice.code)
+
+
+_watch: Watch | None = None
+_link: Link | None = None
+_last_words: list[Callable[[str], None]] = []
+_kept = "what was finished before counts"
+_alone = False
+beats = 0  # grows whenever the process shows that it is alive; the stall detector compares
+
+
+def _forget() -> None:
+    """In a forked child, which has neither the thread nor a share in what is asked of its parent."""
+    global _watch, _link
+    if _watch:
+        signal.set_wakeup_fd(-1)
+        for number, handler in _watch.before.items():
+            signal.signal(number, handler)
+    _watch = _link = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def watching(grace: float = GRACE, whole: bool = False) -> Iterator[None]:
+    """In the block both signals are handled as told above. Does nothing inside another one, or beside the main thread.
+
+    `whole`: the process is going to end after the block, and is held to its grace time until it has.
+    """
+    global _watch
+    if _watch or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _watch = Watch(grace, whole)
+    try:
+        yield
+    finally:
+        _watch.close()
+        if not (whole and _watch.notice):
+            _watch = None
+
+
+def set_grace(seconds: float) -> None:
+    """The grace time, when it is known only after the start."""
+    if _watch:
+        _watch.grace = seconds
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """In the block a signal interrupts nothing: whoever runs here asks `noticed`, or runtime.check_preempted.
+
+    A notice that nobody asked for any more is raised at the block's end.
+    """
+    watch = _watch
+    if watch is None:
+        yield
+        return
+    watch.deferring += 1
+    try:
+        yield
+    finally:
+        watch.deferring -= 1
+    if watch.notice and not watch.deferring and not _link:
+        raise watch.notice()
+
+
+@contextlib.contextmanager
+def saving() -> Iterator[None]:
+    """A save that is under way when the grace time ends is finished."""
+    watch = _watch
+    if watch is None:
+        yield
+        return
+    watch.saving += 1
+    try:
+        yield
+    finally:
+        watch.saved = time.monotonic()
+        watch.saving -= 1
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """In the block this process decides for itself to stop, whatever the others do."""
+    global _alone
+    before, _alone = _alone, True
+    try:
+        yield
+    finally:
+        _alone = before
+
+
+def deciding_alone() -> bool:
+    return _link is None or _alone
+
+
+def noticed() -> type[Preempted] | None:
+    """The exception to raise, when this process was asked to end and is in a `deferred` block."""
+    return _watch.notice if _watch and _watch.deferring else None
+
+
+def is_deferred() -> bool:
+    return _watch is not None and _watch.deferring > 0
+
+
+def keeps(step: int) -> None:
+    """The newest step that is saved, for the last line of a process that must be ended."""
+    global _kept
+    _kept = f"step {step}, the last that is saved, counts" if step else "nothing was saved so far"
+
+
+@contextlib.contextmanager
+def last_words(call: Callable[[str], None]) -> Iterator[None]:
+    """In the block `call(line)` is made before the process is ended from outside its main thread."""
+    _last_words.append(call)
+    try:
+        yield
+    finally:
+        if not (_watch and _watch.whole and _watch.notice):
+            _last_words.remove(call)
+
+
+def link(found: Link | None) -> None:
+    """Tells the other processes of a notice, and listens for theirs, from now on."""
+    global _link
+    _link = found
+
+    def listen() -> None:
+        while _link is found:
+            if found.heard():
+                while _watch is None and _link is found:
+                    time.sleep(POLL)
+                if _watch:
+                    _watch.note(Preempted, told=True)
+                return
+            time.sleep(2 * POLL)
+
+    if found:
+        threading.Thread(target=listen, name="listening", daemon=True).start()
