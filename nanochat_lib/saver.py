@@ -133,10 +133,11 @@ class Saver:
         ending = sys.exc_info()[1]
         if ending is self._around:
             ending = None
-        if ending is not None and not getattr(ending, "agreed", False):
+        one = distributed.count() == 1
+        if ending is not None and not (isinstance(ending, stopping.Preempted) and (ending.agreed or one)):
             job, self._job = self._job, None
             if job:
-                job.join(None if distributed.count() == 1 else ALONE)
+                job.join(None if one else ALONE)
                 if job.is_alive() or job.error:
                     print(f"checkpoint {job.step} was not saved: {job.error or 'not all processes finished it'}")
             return
