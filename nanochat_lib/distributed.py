@@ -25,9 +25,9 @@ import numpy as np
 from nanochat_lib import stopping
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, decide, tpu_chips
+from nanochat_lib.preempted import Preempted
 from nanochat_lib.rendezvous import Watchdog, checklist
 from nanochat_lib.runtime import link_notices, start_cluster, start_given
-from nanochat_lib.stopping import Preempted
 
 GRACE = 5.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
 

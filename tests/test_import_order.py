@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress beside stopping launch allocator rendezvous runtime distributed hardware sizing run_config settings
-    presets schedules doctor storage status stall finish supervise
+    errors progress beside preempted stopping launch allocator rendezvous runtime distributed hardware sizing run_config
+    settings presets schedules doctor storage status stall finish supervise
     tokenizer_input bpe tokenizer compression conversation
     primer corpus_files corpus
     packing prefetch supply streams loader
