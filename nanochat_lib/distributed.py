@@ -269,7 +269,7 @@ def code_hash() -> str:
 
 # ---- end ------------------------------------------------------------------------------------------------------------
 
-_broken = False
+_broken, _code = False, 1
 
 
 @contextlib.contextmanager
@@ -278,11 +278,12 @@ def together() -> Iterator[None]:
 
     Without this it would wait at its end for the others, which wait for it in the middle of their work.
     """
-    global _broken
+    global _broken, _code
     try:
         yield
     except BaseException as error:
         _broken = not getattr(error, "agreed", False)  # a preemption to which all came together
+        _code = getattr(error, "code", 1)
         raise
 
 
@@ -301,4 +302,4 @@ def _leave() -> None:
         sys.stderr.flush()
     if _started and _started[1].index == 0:
         time.sleep(GRACE)
-    os._exit(1)
+    os._exit(_code)

@@ -52,6 +52,7 @@ class Watch(threading.Thread):
         self.since = self.saved = 0.0
         self.deferring = self.saving = 0
         self.told = self.closed = False  # told: the main thread has had its say
+        self.leaving = False  # the main thread ends the process as it should
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         # A background job may be born deaf to Ctrl-C, and stays so.
@@ -114,7 +115,7 @@ class Watch(threading.Thread):
                 said = True
                 line = f"{self.notice.word}: this step is finished and saved"
                 briefly(lambda line=line: say(line + ("" if in_notebook() else "; a second signal ends at once")), 1.0)
-            if _link and not self.deferring:
+            if _link and not self.deferring and not self.leaving:
                 self.end("no training was under way")
             if time.monotonic() > self.deadline():
                 what = "it was compiling" if compiling() else "it was busy"
@@ -201,6 +202,15 @@ def deferred() -> Iterator[None]:
     watch.deferring += 1
     try:
         yield
+    except Preempted:
+        watch.leaving = True
+        raise
+    except Exception as error:
+        if not (watch.notice and _link):
+            raise
+        watch.leaving = True  # what fails between processes that are to end fails because one of them has ended
+        why = "while another process of the run ended; the same command goes on from what was saved"
+        raise watch.notice(f"stopped by {watch.notice.word}, {why}") from error
     finally:
         watch.deferring -= 1
     if watch.notice and not watch.deferring and not _link:
