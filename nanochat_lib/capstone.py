@@ -19,9 +19,9 @@ from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
 from nanochat_lib.finish import Stalled, finishing
 from nanochat_lib.pipeline import open_run
+from nanochat_lib.preempted import Interrupted, Preempted
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.progress import format_seconds
-from nanochat_lib.stopping import Interrupted, Preempted
 
 NOTEBOOK = Path(__file__).resolve().parent.parent / "chapters" / "12_capstone.ipynb"
 POLL_SECONDS = 0.5

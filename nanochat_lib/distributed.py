@@ -26,9 +26,9 @@ from nanochat_lib import stopping
 from nanochat_lib.compile_cache import keep_compiled
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import Options, decide, tpu_chips
+from nanochat_lib.preempted import Preempted
 from nanochat_lib.rendezvous import Watchdog, checklist
 from nanochat_lib.runtime import link_notices, start_cluster, start_given
-from nanochat_lib.stopping import Preempted
 
 GRACE = 5.0  # seconds that process 0, which holds the runtime, outlives a failure: the others say theirs meanwhile
 
@@ -295,7 +295,7 @@ def code_hash() -> str:
 
 # ---- end ------------------------------------------------------------------------------------------------------------
 
-_broken = False
+_broken, _code = False, 1
 
 
 @contextlib.contextmanager
@@ -304,11 +304,12 @@ def together() -> Iterator[None]:
 
     Without this it would wait at its end for the others, which wait for it in the middle of their work.
     """
-    global _broken
+    global _broken, _code
     try:
         yield
     except BaseException as error:
         _broken = not getattr(error, "agreed", False)  # a preemption to which all came together
+        _code = getattr(error, "code", 1)
         raise
 
 
@@ -327,4 +328,4 @@ def _leave() -> None:
         sys.stderr.flush()
     if _started and _started[1].index == 0:
         time.sleep(GRACE)
-    os._exit(1)
+    os._exit(_code)

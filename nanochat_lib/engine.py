@@ -96,7 +96,7 @@ class Engine:
         The end token is left out unless `include_end`. `seed` may be a list, one a prompt: an answer then does not
         depend on what else is in the batch. `batch_rows` bounds the rows that the device holds at a time and changes no
         random number. Raises UserError for a prompt or an option out of range; in a training loop a preemption ends it
-        between two chunks of tokens (stopping.Preempted).
+        between two chunks of tokens (preempted.Preempted).
         """
         limits = self._limits(prompts, num_samples, max_tokens)
         options = self._options(temperature, top_k, logprobs)

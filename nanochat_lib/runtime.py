@@ -15,8 +15,8 @@ from typing import Any
 from nanochat_lib import stopping
 from nanochat_lib.errors import UserError
 from nanochat_lib.launch import PORT, Plan, tpu_chips
+from nanochat_lib.preempted import Preempted
 from nanochat_lib.rendezvous import Watchdog, checklist, meet
-from nanochat_lib.stopping import Preempted
 
 
 def start_given(plan: Plan) -> bool:
@@ -126,7 +126,7 @@ def _heard() -> bool:
 
 
 def check_preempted() -> None:
-    """Raises stopping.Preempted when this run was asked to end: in all processes at the same call, within seconds.
+    """Raises preempted.Preempted when this run was asked to end: in all processes at the same call, within seconds.
 
     All processes call this equally often, every few seconds, except where they go at their own pace
     (distributed.own_pace). It is a sign of life as well. Outside `stopping.deferred` it only is that.

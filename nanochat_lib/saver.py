@@ -24,6 +24,7 @@ from nanochat_lib import arrays, distributed, step_folders, stopping, storage
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.objects import StoreError
+from nanochat_lib.preempted import Preempted
 
 LARGE_META = 32_768  # characters of JSON from which a value of the metadata gets its own file
 SPARE_BYTES = 1 << 20  # room asked for beside the arrays
@@ -134,7 +135,7 @@ class Saver:
         if ending is self._around:
             ending = None
         one = distributed.count() == 1
-        if ending is not None and not (isinstance(ending, stopping.Preempted) and (ending.agreed or one)):
+        if ending is not None and not (isinstance(ending, Preempted) and (ending.agreed or one)):
             job, self._job = self._job, None
             if job:
                 job.join(None if one else ALONE)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nanochat_lib.beside import briefly, compiling, say
+from nanochat_lib.preempted import KINDS, Interrupted, Preempted
 from nanochat_lib.progress import in_notebook
 
 GRACE = 25.0  # seconds; clouds give 30 from the notice to the end
@@ -30,40 +31,6 @@ SAVE_GRACE = 600.0  # seconds for a save that had begun: if the machine goes fir
 AGAIN = 2.0  # seconds in which another signal is the same request, passed on by a launcher and by a shell
 UNWIND = 5.0  # seconds that the process has for its own end after a save
 POLL = 0.5
-
-
-class Preempted(KeyboardInterrupt):
-    """Stopped by SIGTERM: what was learned is saved, and the same command goes on from there.
-
-    `code` is the exit code for it; `agreed` says that all processes of the run came to this together.
-    """
-
-    code, word = 75, "SIGTERM"
-
-    def __init__(self, message: str = "", agreed: bool = False) -> None:
-        super().__init__(message or f"stopped by {self.word}; the same command goes on where this one left off")
-        self.agreed = agreed
-
-    def after(self, stage: str, start: int, done: int) -> Preempted:
-        """The same of a stage that went on from step `start` to `done`, and is saved."""
-        if done > start:
-            text = f"after step {done}, which is saved; the same command goes on from there"
-        else:
-            text = f"before another step was done; the same command goes on from step {start}"
-        return type(self)(f"{stage}: stopped by {self.word} {text}", self.agreed)
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows in place of a traceback."""
-        return [f"{type(self).__name__}: {self}"]
-
-
-class Interrupted(Preempted):
-    """Stopped by Ctrl-C; what was learned is saved all the same."""
-
-    code, word = 130, "Ctrl-C"
-
-
-KINDS = {signal.SIGTERM: Preempted, signal.SIGINT: Interrupted}
 
 
 @dataclass
@@ -85,6 +52,7 @@ class Watch(threading.Thread):
         self.since = self.saved = 0.0
         self.deferring = self.saving = 0
         self.told = self.closed = False  # told: the main thread has had its say
+        self.leaving = False  # the main thread ends the process as it should
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         # A background job may be born deaf to Ctrl-C, and stays so.
@@ -147,7 +115,7 @@ class Watch(threading.Thread):
                 said = True
                 line = f"{self.notice.word}: this step is finished and saved"
                 briefly(lambda line=line: say(line + ("" if in_notebook() else "; a second signal ends at once")), 1.0)
-            if _link and not self.deferring:
+            if _link and not self.deferring and not self.leaving:
                 self.end("no training was under way")
             if time.monotonic() > self.deadline():
                 what = "it was compiling" if compiling() else "it was busy"
@@ -170,6 +138,18 @@ _alone = False
 beats = 0  # grows whenever the process shows that it is alive; the stall detector compares
 
 
+_mask = threading.local()
+
+
+def _hold() -> None:
+    """Before a fork: a signal to the child waits until the child has forgotten its parent's handlers and pipe."""
+    _mask.old = signal.pthread_sigmask(signal.SIG_BLOCK, KINDS)
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _mask.old)
+
+
 def _forget() -> None:
     """In a forked child, which has neither the thread nor a share in what is asked of its parent."""
     global _watch, _link
@@ -178,9 +158,10 @@ def _forget() -> None:
         for number, handler in _watch.before.items():
             signal.signal(number, handler)
     _watch = _link = None
+    _release()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forget)
 
 
 @contextlib.contextmanager
@@ -221,6 +202,15 @@ def deferred() -> Iterator[None]:
     watch.deferring += 1
     try:
         yield
+    except Preempted:
+        watch.leaving = True
+        raise
+    except Exception as error:
+        if not (watch.notice and _link):
+            raise
+        watch.leaving = True  # what fails between processes that are to end fails because one of them has ended
+        why = "while another process of the run ended; the same command goes on from what was saved"
+        raise watch.notice(f"stopped by {watch.notice.word}, {why}") from error
     finally:
         watch.deferring -= 1
     if watch.notice and not watch.deferring and not _link:

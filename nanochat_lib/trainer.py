@@ -24,13 +24,13 @@ from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import mfu, this_chip
 from nanochat_lib.metrics import MetricsLog
+from nanochat_lib.preempted import Preempted
 from nanochat_lib.presets import PretrainConfig, RLConfig, RunConfig, SFTConfig, to_dict
 from nanochat_lib.progress import Progress
 from nanochat_lib.runtime import check_preempted
 from nanochat_lib.schedules import Hyper
 from nanochat_lib.sharding import global_batch, make_mesh
 from nanochat_lib.sizing import GPTConfig, flops_per_token
-from nanochat_lib.stopping import Preempted
 from nanochat_lib.storage import TEMPORARY, clear_disk_errors
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
@@ -168,7 +168,7 @@ def train(stage: Stage, state: TrainState) -> TrainState:
 
     Evaluations happen before step 0, every `eval_every` steps and at the end; checkpoints every `save_every` steps and
     at the end. A loss that is not finite stops the run with a UserError; the checkpoints written before it stay.
-    SIGTERM and Ctrl-C save and raise stopping.Preempted. All processes call this together, with states laid out on the
+    SIGTERM and Ctrl-C save and raise preempted.Preempted. All processes call this together, with states laid out on the
     same mesh.
     """
     with stopping.watching(), distributed.together(), stall.resting(), contextlib.ExitStack() as around:

@@ -16,8 +16,8 @@ import pytest
 from nanochat_lib import cli, finish, status
 from nanochat_lib.errors import InUse, UserError
 from nanochat_lib.finish import Stalled, finishing
+from nanochat_lib.preempted import Interrupted, Preempted
 from nanochat_lib.presets import OpsConfig, override, preset, to_dict
-from nanochat_lib.stopping import Interrupted, Preempted
 from nanochat_lib.storage import atomic_write_json
 
 OFF = OpsConfig(on_finish="shutdown", finish_seconds=0.01)

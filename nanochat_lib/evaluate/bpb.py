@@ -21,7 +21,7 @@ def bits_per_byte(
 
     `eval_step` is train_step.make_eval_step(config); `token_bytes` (V,) is Tokenizer.token_bytes(). Returns infinity
     when no target stands for a byte. On a mesh the parameters stay where training keeps them, and the batches are
-    global arrays. In a training loop a preemption ends it between two batches (stopping.Preempted).
+    global arrays. In a training loop a preemption ends it between two batches (preempted.Preempted).
     """
     nats, count = 0.0, 0
     for inputs, targets in batches:

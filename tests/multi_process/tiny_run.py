@@ -21,12 +21,12 @@ from nanochat_lib.evaluate.bpb import bits_per_byte
 from nanochat_lib.metrics import MetricsLog
 from nanochat_lib.objects import Store, StoreError
 from nanochat_lib.optim import make_optimizer
+from nanochat_lib.preempted import Preempted
 from nanochat_lib.presets import CPU_OPTIM
 from nanochat_lib.pretrain import fixed_batches, step_batches
 from nanochat_lib.runtime import check_preempted
 from nanochat_lib.schedules import base_schedule
 from nanochat_lib.sizing import GPTConfig
-from nanochat_lib.stopping import Preempted
 from nanochat_lib.train_step import init_train_state, make_eval_step, make_train_step
 from nanochat_lib.trainer import Stage, on_devices, train
 
