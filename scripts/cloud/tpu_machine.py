@@ -37,8 +37,7 @@ WAITING = ("CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES", "STA
 OVER = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # nothing comes of it, and it is in the way until deleted
 LOST = ("PREEMPTED", "TERMINATED", "STOPPING", "STOPPED", "DELETING", "HIDING", "HIDDEN", "GONE")  # a node, for good
 NEVER = ("PERMISSION_DENIED", "UNAUTHENTICATED", "SERVICE_DISABLED", "BILLING_DISABLED", "gcloud auth login")
-DELETE_TRIES, REACH_TRIES = 6, 8
-LOOKS = 4  # at a machine whose training broke off, before it counts as sound
+DELETE_TRIES, REACH_TRIES, LOOKS = 6, 8, 4  # LOOKS: at a machine whose training broke off, before it counts as sound
 SAVE_SECONDS = 240.0
 LOG = "../nanochat-log"  # on the machine
 
@@ -119,10 +118,12 @@ class Machine:
         """Runs gcloud for `limit` seconds at most; what it prints is kept, or shown as it comes."""
         kept = None if show else subprocess.PIPE
         self.starting = True  # a signal now would leave gcloud running without us
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, text=True, start_new_session=self.leaving
-        )
-        self.starting = False
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=kept, stderr=kept, text=True, start_new_session=self.leaving
+            )
+        finally:
+            self.starting = False
         try:
             if self.pending:
                 signal.raise_signal(self.pending)
