@@ -59,14 +59,14 @@ def get(entries: list[DataSet], shards: int, workers: int, wait: float) -> int:
 
     Raises UserError in offline mode, without room on the disk, and when another process holds a data set for too long.
     """
-    entries = list(dict.fromkeys(entries))
-    if not [entry for entry in entries if _missing(entry, shards)]:
+    missing = {entry: parts for entry in entries if (parts := _missing(entry, shards))}
+    if not missing:
         return 0
-    _refuse_offline(entries, shards)
+    _refuse_offline(missing)
     with contextlib.ExitStack() as locks:
-        for entry in sorted(entries, key=lambda entry: entry.name):  # one order, so that no two wait for each other
+        for entry in sorted(missing, key=lambda entry: entry.name):  # one order, so that no two wait for each other
             locks.enter_context(alone(entry, wait))
-        return _get(entries, shards, workers)
+        return _get(list(missing), shards, workers)
 
 
 def _missing(entry: DataSet, shards: int) -> dict[str, str]:
@@ -80,14 +80,14 @@ def _missing(entry: DataSet, shards: int) -> dict[str, str]:
     return missing
 
 
-def _refuse_offline(entries: list[DataSet], shards: int) -> None:
+def _refuse_offline(missing: dict[DataSet, dict[str, str]]) -> None:
     from huggingface_hub.constants import HF_HUB_OFFLINE
 
-    missing = [f"{entry.name}/{part}" for entry in entries for part in lacking(entry, shards)]
-    if HF_HUB_OFFLINE and missing:
-        more = f" and {len(missing) - NAMED:,} more" if len(missing) > NAMED else ""
+    names = [f"{entry.name}/{part}" for entry, parts in missing.items() for part in parts]
+    if HF_HUB_OFFLINE:
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
         raise UserError(
-            f"offline mode (HF_HUB_OFFLINE) and {', '.join(missing[:NAMED])}{more} not in {data_home()}: "
+            f"offline mode (HF_HUB_OFFLINE) and {', '.join(names[:NAMED])}{more} not in {data_home()}: "
             "unset it, or copy them there"
         )
 
