@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -21,14 +21,14 @@
 #
 # Plan about 45 minutes. Nothing you do here leaves your computer.
 
-# %% tags=["setup"] id="setup"
+# %% id="setup" tags=["setup"]
 import math
 
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     explore,
@@ -41,8 +41,12 @@ from nanochat_lib.course import (
     reveal,
     show,
     slider,
+    undo,
     volatile,
 )
+from nanochat_lib.report.plots import STYLE
+
+plt.rcParams.update(STYLE)
 
 # %% [markdown] id="doctor-title"
 # ## Ask the doctor first
@@ -76,10 +80,12 @@ show(volatile("\n".join(lines)))
 # %% id="predict-uniform"
 predict("start.p_uniform")
 
-# %% tags=["exercise"] id="start.uniform_loss" points=1 minutes=3 level=1 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-uniform_loss", "locked": false, "schema_version": 3, "solution": true, "task": false}
+
+# %% id="start.uniform_loss" level=1 minutes=3 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-uniform_loss", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def uniform_loss(vocab_size):
     """The loss in nats, a Python float, of a model that gives each of `vocab_size` tokens the same probability."""
     raise NotImplementedError
+
 
 # %% id="start.uniform_loss.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-uniform_loss-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("start.uniform_loss", uniform_loss)
@@ -98,11 +104,11 @@ reveal("start.p_uniform", round(uniform_loss(512), 2))
 # %% [markdown] id="hint-title"
 # ## Hints, undo and your own parts
 #
-# Stuck? `hint("start.uniform_loss")` gives a first push; call it again for a clearer one. The third shows what the
+# Stuck? `hint("start.uniform_loss")` gives a first push; run the cell again for a clearer one. The third shows what the
 # right answer *produces*, never its code. Try it.
 
 # %% id="hint"
-hint("start.uniform_loss", 1)
+hint("start.uniform_loss")
 
 # %% [markdown] id="mine-words"
 # When a check passes, your function is saved as source code in the folder `my_nanochat/`. From then on
@@ -113,6 +119,7 @@ hint("start.uniform_loss", 1)
 # %% id="quiz-mine"
 quiz("start.q_mine")
 
+
 # %% [markdown] id="width-title"
 # ## One dial: depth
 #
@@ -120,10 +127,11 @@ quiz("start.q_mine")
 # batch, learning rates and training length follow from it. The rule for the width: depth × 64, rounded *up* to whole
 # attention heads.
 
-# %% tags=["exercise"] id="start.width_from_depth" points=2 minutes=8 level=1 library="nanochat_lib.sizing:width_from_depth" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-width_from_depth", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="start.width_from_depth" level=1 library="nanochat_lib.sizing:width_from_depth" minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-width_from_depth", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def width_from_depth(depth, aspect_ratio=64, head_dim=128):
     """(width, heads): depth × aspect_ratio channels, rounded up to a whole number of heads of head_dim channels each."""
     raise NotImplementedError
+
 
 # %% id="start.width_from_depth.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-width_from_depth-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("start.width_from_depth", width_from_depth)
@@ -142,6 +150,7 @@ show(
     alt="Width against depth from 2 to 32 layers: a staircase of steps of 128 channels above the line depth times 64",
 )
 
+
 # %% [markdown] id="power-title"
 # ## Round numbers for the compiler
 #
@@ -149,13 +158,15 @@ show(
 # and every compilation costs seconds. So lengths are rounded up, here to the next power of two: at most a dozen
 # programs, at the price of some padding.
 
-# %% tags=["exercise"] id="start.next_power" points=1 minutes=6 level=2 library="nanochat_lib.sampling:next_power" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-next_power", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="start.next_power" level=2 library="nanochat_lib.sampling:next_power" minutes=6 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-next_power", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def next_power(n, least=1):
     """The smallest power of two that is at least `n` and at least `least` (itself a power of two). n is a whole number."""
     raise NotImplementedError
 
+
 # %% id="start.next_power.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-next_power-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("start.next_power", next_power)
+
 
 # %% [markdown] id="schedule-title"
 # ## How fast to learn, and when
@@ -164,13 +175,14 @@ check("start.next_power", next_power)
 # stays at its full value for a while and then falls in a straight line to a small rest, so that the model settles down.
 # That last part is the *warm-down*.
 
-# %% tags=["exercise"] id="start.falling" points=2 minutes=10 level=2 library="nanochat_lib.schedules:falling" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-falling", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="start.falling" level=2 library="nanochat_lib.schedules:falling" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-falling", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def falling(left, warmdown, final):
     """The factor on the learning rate when `left` steps are left of a run.
 
     1.0 while at least `warmdown` steps are left; then a straight line that reaches `final` when none is left.
     """
     raise NotImplementedError
+
 
 # %% id="start.falling.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-falling-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("start.falling", falling)
@@ -202,6 +214,7 @@ explore(
     final=slider(0, 50, 5, 5),
 )
 
+
 # %% [markdown] id="softcap-title"
 # ## Arrays: the soft cap
 #
@@ -209,10 +222,11 @@ explore(
 # bounds: $\mathrm{cap} \cdot \tanh(\mathrm{logits} / \mathrm{cap})$. Small logits pass almost unchanged, huge ones end
 # just below the cap. Compute in float32, whatever comes in.
 
-# %% tags=["exercise"] id="start.softcap" points=2 minutes=8 level=1 library="nanochat_lib.layers:softcap" nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-softcap", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="start.softcap" level=1 library="nanochat_lib.layers:softcap" minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "start-softcap", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def softcap(logits, cap):
     """cap · tanh(logits / cap), elementwise: any shape and float dtype → the same shape in float32."""
     raise NotImplementedError
+
 
 # %% id="start.softcap.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "start-softcap-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("start.softcap", softcap)
@@ -252,14 +266,20 @@ reveal("start.p_loss", round(losses[0][1], 2))
 
 # %% id="loss-figure"
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
-axes.plot(*zip(*losses, strict=True), lw=1.2, label="loss of the model")
+axes.plot(*zip(*losses, strict=True), lw=1, alpha=0.45, label="loss of the model")
+means = np.convolve([loss for _, loss in losses], np.full(16, 1 / 16), "valid")
+axes.plot(range(16, 16 + len(means)), means, color="C0", label="mean of 16 steps")
 axes.axhline(uniform_loss(config.tokenizer.vocab_size), ls="--", color="gray", label="knows nothing: ln V")
-axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first training run")
-axes.legend(frameon=False)
-show(figure, alt="The loss of the smoke model starts at the dashed line ln V and falls with every step")
+axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first training run", ylim=(0, 8.5))
+axes.legend(ncols=2, loc="upper right", fontsize=8.5)
+show(
+    figure,
+    alt="The loss of the smoke model starts at the dashed line ln V and falls, in a zigzag; its mean falls smoothly",
+)
 
 # %% [markdown] id="first-loss-words"
-# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing.
+# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing. The zigzag is not
+# the model: every step sees other text, and some of it is easier than other. The mean of 16 steps shows what is learned.
 
 # %% id="first-loss"
 _ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")

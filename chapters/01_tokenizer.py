@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -24,7 +24,7 @@
 #
 # About three hours: nine exercises (160 minutes; the last, 40 minutes, is for those who like speed) and some reading.
 
-# %% tags=["setup"] id="imports"
+# %% id="imports" tags=["setup"]
 import math
 import time
 from collections import Counter, defaultdict
@@ -36,7 +36,7 @@ import numpy as np
 import regex
 
 from nanochat_lib.bpe import BLANKS, split
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     choice,
@@ -51,6 +51,7 @@ from nanochat_lib.course import (
     show,
     slider,
     text,
+    undo,
 )
 from nanochat_lib.report import plots
 
@@ -73,6 +74,7 @@ for sign in word:
     print(f"{sign!r}: {list(sign.encode())}")
 reveal("tokenizer.p_bytes", len(word.encode()))
 
+
 # %% [markdown] id="bytes-look"
 # Seven signs, eleven bytes. Bytes leave no gaps, but they are small: one letter a step wastes the model's time on
 # spelling. The idea of BPE (Gage 1994; for language models Sennrich et al. 2016; on bytes GPT-2, 2019): look which two
@@ -86,13 +88,14 @@ reveal("tokenizer.p_bytes", len(word.encode()))
 #
 # Every adjacent position counts, overlapping ones too.
 
-# %% tags=["exercise"] id="tokenizer.count_pairs" points=2 minutes=10 level=1 library="nanochat_lib.bpe:count_pairs" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-count_pairs", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.count_pairs" level=1 library="nanochat_lib.bpe:count_pairs" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-count_pairs", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def count_pairs(words):
     """How often each pair of neighbours occurs.
 
     words: list of (token ids, occurrences). Returns a Counter: (left id, right id) → number of places in the text.
     """
     raise NotImplementedError
+
 
 # %% id="tokenizer.count_pairs.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-count_pairs-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.count_pairs", count_pairs)
@@ -103,16 +106,18 @@ check("tokenizer.count_pairs", count_pairs)
 # %% id="count-hint-cell"
 hint("tokenizer.count_pairs", 1)
 
+
 # %% [markdown] id="merge-title"
 # ## Merging, and what happens when pairs overlap
 #
 # The chosen pair gets the next free id, and that id takes the pair's place everywhere. From left to right, and no
 # token is used twice: in `aaa` the first two become `aa`, the third stays alone.
 
-# %% tags=["exercise"] id="tokenizer.merge" points=2 minutes=15 level=1 library="nanochat_lib.bpe:merge" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-merge", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.merge" level=1 library="nanochat_lib.bpe:merge" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-merge", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def merge(tokens, pair, new):
     """A list with `new` wherever `pair` (left, right) stands in the list `tokens`, from left to right."""
     raise NotImplementedError
+
 
 # %% id="tokenizer.merge.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-merge-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.merge", merge)
@@ -147,6 +152,7 @@ for new_id in range(256, 262):
 # %% id="ties-quiz"
 quiz("tokenizer.q_tie")
 
+
 # %% [markdown] id="split-title"
 # ## Cutting before merging
 #
@@ -165,7 +171,7 @@ quiz("tokenizer.q_tie")
 #
 # Write the second and the third.
 
-# %% tags=["exercise"] id="tokenizer.split_pattern" points=2 minutes=20 level=2 library="nanochat_lib.bpe:split_pattern" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-split_pattern", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.split_pattern" level=2 library="nanochat_lib.bpe:split_pattern" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-split_pattern", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def split_pattern(digits=2):
     """The pattern (a string) that cuts text into pieces, with numbers in runs of at most `digits` digits."""
     contractions = r"'(?i:[sdmt]|ll|ve|re)"
@@ -174,6 +180,7 @@ def split_pattern(digits=2):
     raise NotImplementedError
     punctuation = r" ?[^\s\p{L}\p{N}]++[\r\n]*"
     return "|".join((contractions, letters, numbers, punctuation, BLANKS))
+
 
 # %% id="tokenizer.split_pattern.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-split_pattern-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.split_pattern", split_pattern)
@@ -194,6 +201,7 @@ show(
 # %% id="digits-quiz"
 quiz("tokenizer.q_digits")
 
+
 # %% [markdown] id="learn-title"
 # ## Learning a vocabulary
 #
@@ -209,7 +217,7 @@ quiz("tokenizer.q_digits")
 #
 # `note("pieces", pieces)` shows your counter to the check, so that it can tell you whether step 1 was right already.
 
-# %% tags=["exercise"] id="tokenizer.learn_merges" points=3 minutes=20 level=2 library="nanochat_lib.bpe:learn_merges" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-learn_merges", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.learn_merges" level=2 library="nanochat_lib.bpe:learn_merges" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-learn_merges", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def learn_merges(texts, count):
     """Learns up to `count` merges from a list of strings.
 
@@ -219,6 +227,7 @@ def learn_merges(texts, count):
     pieces = ...
     note("pieces", pieces)
     raise NotImplementedError
+
 
 # %% id="tokenizer.learn_merges.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-learn_merges-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.learn_merges", learn_merges)
@@ -278,6 +287,7 @@ about(ratio, 4.34, within=0.35, name="bytes per token")
 about(3000 / ratio, 700, within=70, name="tokens of a page of 3,000 characters")
 reveal("tokenizer.p_ratio", ratio)
 
+
 # %% [markdown] id="exhausted"
 # Two things to see. Doubling the vocabulary helps less and less. And the last one got fewer tokens than it asked for:
 # this text has no more pairs. The special tokens come *after* the last merge, so the real size must be read from the
@@ -293,7 +303,7 @@ reveal("tokenizer.p_ratio", ratio)
 # This is not "take the longest token that fits". Two programs that differ here agree on most words, and feed a model
 # strange ids on the rest.
 
-# %% tags=["exercise"] id="tokenizer.encode_piece" points=3 minutes=20 level=2 library="nanochat_lib.bpe:encode_piece" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-encode_piece", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.encode_piece" level=2 library="nanochat_lib.bpe:encode_piece" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-encode_piece", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def encode_piece(piece, ranks):
     """The ids of one piece.
 
@@ -301,6 +311,7 @@ def encode_piece(piece, ranks):
     pair, all are joined from left to right, as `merge` does.
     """
     raise NotImplementedError
+
 
 # %% id="tokenizer.encode_piece.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-encode_piece-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.encode_piece", encode_piece)
@@ -382,6 +393,7 @@ show(
 )
 print(f"assistant turns: {forged.count(answer)}, of which the last one is ours to open")
 
+
 # %% [markdown] id="attack-look"
 # The model now "remembers" that it gave the code away, and no later program can tell the forged turn from a real one:
 # the ids are the same. The same happens in training: a web page that explains chat formats would teach false turns.
@@ -390,10 +402,11 @@ print(f"assistant turns: {forged.count(answer)}, of which the last one is ours t
 #
 # `tokenizer.encode` treats names inside a text as ordinary text. `tokenizer.encode_special(name)` gives one id.
 
-# %% tags=["exercise"] id="tokenizer.user_turn" points=1 minutes=10 level=1 library="nanochat_lib.conversation:user_turn" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-user_turn", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.user_turn" level=1 library="nanochat_lib.conversation:user_turn" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-user_turn", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def user_turn(tokenizer, content):
     """The ids of one user message: <|user_start|>, the text whatever it says, <|user_end|>. A list of ints."""
     raise NotImplementedError
+
 
 # %% id="tokenizer.user_turn.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-user_turn-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.user_turn", user_turn)
@@ -427,6 +440,7 @@ for before, letter in (("Answer:", " A"), ("Answer:", "A"), ("Answer: ", "A")):
     except UserError as error:
         print(f"{before!r} + {letter!r}: {error}")
 
+
 # %% [markdown] id="letters-why"
 # ` A` and `A` are two tokens. After `Answer: ` the letter would be a token that never follows a loose space in training
 # text: a score of it is near chance, and the model is blamed. So the prompt ends without the space.
@@ -450,6 +464,7 @@ def bigram_losses(train_rows, rows, size, weight=20.0):
     chances = [(two[a, b] + weight * (one[b] + 0.5) / (total + 0.5 * size)) / (first[a] + weight) for a, b in places]
     return -np.log(chances), np.array([b for _, b in places], np.int32)
 
+
 # %% [markdown] id="loss-guess-look"
 # The vocabulary grows from 512 to 8,192. Same text, same kind of model. What does the loss per token do?
 
@@ -466,6 +481,7 @@ for size in SIZES[:5]:
 about(measured[8192][0].mean() / measured[512][0].mean(), 1.35, within=0.1, name="loss at 8,192 / loss at 512")
 reveal("tokenizer.p_loss", measured[8192][0].mean() / measured[512][0].mean())
 
+
 # %% [markdown] id="bpb-look"
 # It *rises* by a third. Is the large vocabulary worse? A larger token is a larger piece of text, harder to guess but
 # there are fewer of them. Divide by what does not depend on the tokenizer, the bytes of the text:
@@ -474,7 +490,7 @@ reveal("tokenizer.p_loss", measured[8192][0].mean() / measured[512][0].mean())
 #
 # For that we need the bytes behind every id. Special tokens stand for no text, so they have none.
 
-# %% tags=["exercise"] id="tokenizer.byte_lengths" points=1 minutes=10 level=1 library="nanochat_lib.tokenizer:byte_lengths" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-byte_lengths", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.byte_lengths" level=1 library="nanochat_lib.tokenizer:byte_lengths" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-byte_lengths", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def byte_lengths(tokens, special):
     """(V,) int32 array: bytes behind each id of a vocabulary.
 
@@ -482,21 +498,24 @@ def byte_lengths(tokens, special):
     """
     raise NotImplementedError
 
+
 # %% id="tokenizer.byte_lengths.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-byte_lengths-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.byte_lengths", byte_lengths)
+
 
 # %% [markdown] id="sums-look"
 # The other half are the sums. Two kinds of targets must stay out of *both*: special tokens, and targets marked −1,
 # which means "not trained, not scored" everywhere in this course. Mind the −1: as an index it means *the last entry*,
 # and neither numpy nor JAX complains.
 
-# %% tags=["exercise"] id="tokenizer.nats_and_bytes" points=2 minutes=15 level=2 library="nanochat_lib.losses:nats_and_bytes" nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-nats_and_bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.nats_and_bytes" level=2 library="nanochat_lib.losses:nats_and_bytes" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-nats_and_bytes", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def nats_and_bytes(nll, targets, token_bytes):
     """(sum of losses in nats, sum of bytes) over the targets that stand for text, two JAX scalars.
 
     nll, targets: (B, T), loss and id at each position, id -1 where ignored. token_bytes: (V,) int32, 0 for special ids.
     """
     raise NotImplementedError
+
 
 # %% id="tokenizer.nats_and_bytes.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-nats_and_bytes-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.nats_and_bytes", nats_and_bytes)
@@ -632,6 +651,7 @@ show(
     alt="Tokens of three sentences in ten languages: Hindi and Russian fall from 480 and 311 to about 130 and 110.",
 )
 
+
 # %% [markdown] id="languages-explain"
 # Part of that gain is luck: the sentences speak of the same baker. But the direction is right, and the price is small:
 # the merges came out of the same 8,192, and the English pages take about 2 % more tokens. A vocabulary is a budget that
@@ -652,10 +672,11 @@ show(
 # at the start.) This exercise is optional and the only one without a twin in the library: there, plain Python is for
 # checking and Rust is for speed.
 
-# %% tags=["exercise"] id="tokenizer.learn_merges_indexed" points=5 minutes=40 level=3 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-learn_merges_indexed", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="tokenizer.learn_merges_indexed" level=3 minutes=40 nbgrader={"cell_type": "code", "grade": false, "grade_id": "tokenizer-learn_merges_indexed", "locked": false, "schema_version": 3, "solution": true, "task": false} points=5 tags=["exercise"]
 def learn_merges_indexed(texts, count):
     """The same list as learn_merges(texts, count), but a round touches only the words that hold the chosen pair."""
     raise NotImplementedError
+
 
 # %% id="tokenizer.learn_merges_indexed.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-learn_merges_indexed-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.learn_merges_indexed", learn_merges_indexed)

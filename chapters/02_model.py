@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -21,7 +21,7 @@
 #
 # About 150 minutes: 130 for the nine exercises, 20 for the rest. Everything here runs on two CPU cores.
 
-# %% tags=["setup"] id="setup"
+# %% id="setup" tags=["setup"]
 import jax
 import jax.numpy as jnp
 import matplotlib
@@ -38,6 +38,7 @@ from nanochat_lib.sizing import GPTConfig, scaling_params
 matplotlib.rcParams.update(STYLE)
 if fast():  # a run that only sees whether everything works: most of its time would be the compiler's
     jax.config.update("jax_disable_most_optimizations", True)
+
 
 # %% [markdown] id="map"
 # ## The map
@@ -73,10 +74,11 @@ if fast():  # a run that only sees whether everything works: most of its time wo
 # nanochat's has no learned weight at all: the next matrix can do that scaling itself
 # (Zhang & Sennrich, arXiv:1910.07467).
 
-# %% tags=["exercise"] id="model.norm" points=1 minutes=10 level=1 library="nanochat_lib.layers:norm" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-norm", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.norm" level=1 library="nanochat_lib.layers:norm" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-norm", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def norm(x):
     """x (…, C) over the root mean square of its last axis. Float32 inside, x's dtype outside. Add EPSILON under the root."""
     raise NotImplementedError
+
 
 # %% id="model.norm.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-norm-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("model.norm", norm)
@@ -89,6 +91,7 @@ check("model.norm", norm)
 norm = mine("model.norm")
 stream = jnp.array([[3.0, 4.0], [300.0, 400.0]])
 print(norm(stream))
+
 
 # %% [markdown] id="rotary-title"
 # ## 2. Where am I? Rotary position embedding and its sign
@@ -105,10 +108,11 @@ print(norm(stream))
 #
 # $$ y_1 = x_1 \cos\theta + x_2 \sin\theta, \qquad y_2 = -x_1 \sin\theta + x_2 \cos\theta . $$
 
-# %% tags=["exercise"] id="model.rotate" points=2 minutes=15 level=2 library="nanochat_lib.attention:rotate" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-rotate", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.rotate" level=2 library="nanochat_lib.attention:rotate" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-rotate", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def rotate(x, cos, sin):
     """Turns the pairs (x[j], x[j + D/2]) of the last axis by minus the angle. x (…, T, D); cos, sin (T, D/2)."""
     raise NotImplementedError
+
 
 # %% id="model.rotate.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-rotate-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.rotate", rotate)
@@ -126,7 +130,7 @@ for base, colour in ((10_000.0, ORANGE), (100_000.0, BLUE)):
 right.yaxis.set_major_formatter(count_label)
 right.minorticks_off()
 right.axhline(2048, color=FAINT, ls=":")
-right.text(0, 2700, "context of 2048 tokens", color=FAINT, fontsize=8.5)
+right.text(63, 1500, "context: 2048", color=FAINT, fontsize=8.5, ha="right", va="top")
 left.set(title="Score of two equal vectors", xlabel="distance in tokens", ylabel="score / score at distance 0")
 right.set(title="Tokens for a full turn", xlabel="pair of channels j (D = 128)", ylabel="tokens")
 left.legend(fontsize=8.5)
@@ -165,10 +169,11 @@ for scale in (0.5, 1, 2, 4):
         f"{scale:>10}  {spread(scale * q, scale * k):>16.1f}  {spread(1.2 * norm(scale * q), 1.2 * norm(scale * k)):>17.1f}"
     )
 limit = 1.2 * 1.2 * 128**0.5
-about(limit, 16.3, within=0.05, name="largest possible score at D = 128")
+_ = about(limit, 16.3, within=0.05, name="largest possible score at D = 128")
 
 # %% id="qknorm-quiz"
 quiz("model.q_order")
+
 
 # %% [markdown] id="windows-title"
 # ## 4. Windows: who sees whom
@@ -178,10 +183,11 @@ quiz("model.q_order")
 # (pattern `SSSL`). With a context of 2048, S is 512. The window counts the keys *before* the query, so window w
 # shows w + 1 keys.
 
-# %% tags=["exercise"] id="model.visible" points=2 minutes=10 level=1 library="nanochat_lib.attention:visible" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-visible", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.visible" level=1 library="nanochat_lib.attention:visible" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-visible", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def visible(queries, keys, window):
     """Which keys each query sees: positions (…, Tq) and (Tk,) → booleans (…, Tq, Tk). True: not later, at most `window` before."""
     raise NotImplementedError
+
 
 # %% id="model.visible.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-visible-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.visible", visible)
@@ -190,18 +196,19 @@ check("model.visible", visible)
 visible = mine("model.visible")
 config = GPTConfig()  # depth 12, context 2048
 positions = jnp.arange(0, 2048, 8)
-figure, axes = new_figure(1, 4, height=2.1)
+figure, axes = new_figure(1, 4, height=2.3)
 for i, ax in enumerate(axes):
     ax.imshow(
         visible(positions, positions, config.windows[i]), cmap="Blues", extent=(0, 2048, 2048, 0), vmin=0, vmax=1.6
     )
-    ax.set(title=f"layer {i}: {config.windows[i]}", xticks=(0, 2048), yticks=(0, 2048) if i == 0 else ())
+    ax.set(title=f"layer {i}: {config.windows[i]}", xticks=(0, 2048), yticks=(0, 2048) if i == 0 else (), xlabel="key")
     ax.grid(visible=False)
 axes[0].set_ylabel("query")
 show(figure, alt="Four squares of queries against keys: in layers 0 to 2 a band of 512 below the diagonal, in layer 3 the "
      "whole triangle.")  # fmt: skip
 seen = [float(visible(positions, positions, window).mean()) for window in config.windows]
-about(100 * sum(seen) / (config.n_layer * seen[3]), 58, within=1, name="% of a full triangle's work that d12 does")
+_ = about(100 * sum(seen) / (config.n_layer * seen[3]), 58, within=1, name="% of a full triangle's work that d12 does")
+
 
 # %% [markdown] id="windows-explain"
 # Attention itself is then five lines: scores, mask, softmax, average. This is the formula, without any care for
@@ -221,6 +228,7 @@ q, k, v = (draw.standard_normal((1, heads, 20, 8), np.float32) for heads in (4, 
 formula, library = jax.jit(lambda *qkv: (attention_by_formula(*qkv, 6), attention(*qkv, window=6)))(q, k, v)
 print("the formula and the library agree:", bool(abs(formula - library).max() < 1e-5))
 
+
 # %% [markdown] id="values-title"
 # ## 5. Value tables and their gates
 #
@@ -234,7 +242,7 @@ print("the formula and the library agree:", bool(abs(formula - library).max() < 
 # arithmetic. A public run of 3.8B parameters measured the gain: 19 % more parameters, no loss of speed, and the loss
 # of step 14,000 already at step 12,500, worth about 1,200 of its 25,000 steps.
 
-# %% tags=["exercise"] id="model.gated_values" points=2 minutes=15 level=2 library="nanochat_lib.layers:gated_values" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-gated_values", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.gated_values" level=2 library="nanochat_lib.layers:gated_values" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-gated_values", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def gated_values(v, ve, x, weight, factor):
     """v + gate · ve, with one gate for each head: factor · sigmoid of `linear` on the first n channels of x.
 
@@ -243,8 +251,10 @@ def gated_values(v, ve, x, weight, factor):
     """
     raise NotImplementedError
 
+
 # %% id="model.gated_values.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-gated_values-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.gated_values", gated_values)
+
 
 # %% [markdown] id="mlp-title"
 # ## 6. The MLP: relu²
@@ -261,10 +271,11 @@ check("model.gated_values", gated_values)
 # The last piece is the smallest. Logits go through $15 \tanh(\text{logit} / 15)$: small ones stay what they are,
 # none gets past ±15, and unlike with a clip the gradient never vanishes at once (Gemma 2, arXiv:2408.00118).
 
-# %% tags=["exercise"] id="model.softcap" points=1 minutes=5 level=1 library="nanochat_lib.layers:softcap" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-softcap", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.softcap" level=1 library="nanochat_lib.layers:softcap" minutes=5 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-softcap", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def softcap(logits, cap):
     """Squashes logits smoothly into −cap … cap; the result is float32, and small logits stay as they are."""
     raise NotImplementedError
+
 
 # %% id="model.softcap.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-softcap-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("model.softcap", softcap)
@@ -289,9 +300,10 @@ right.plot(
 right.set(title="The soft cap", xlabel="logit", ylabel="capped logit")
 for ax in (left, right):
     ax.legend(fontsize=8, loc="upper left")
-right.set_ylim(-16, 30)
+right.set_ylim(-16, 38)
 show(figure, alt="Left: relu² beside relu and gelu. Right: the soft cap bends smoothly to plus and minus 15, its slope "
      "falls to zero slowly; the hard clip has a corner.")  # fmt: skip
+
 
 # %% [markdown] id="smear-title"
 # ## 8. Smear, residual scalars, backout
@@ -307,13 +319,14 @@ show(figure, alt="Left: relu² beside relu and gelu. Right: the soft cap bends s
 # - **Backout**: the stream in the middle, behind layer L // 2, times 0.2 at the start of training, is taken off at the
 # end. What only the lower layers needed does not have to reach the head.
 
-# %% tags=["exercise"] id="model.smear" points=2 minutes=10 level=2 library="nanochat_lib.layers:smear" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-smear", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.smear" level=2 library="nanochat_lib.layers:smear" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-smear", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def smear(x, previous, weight, strength):
     """x + strength · gate · previous, the gate a sigmoid of `linear` on the first n channels of x.
 
     x, previous (B, T, C) in one dtype, which the result keeps; weight (1, n); strength λ, float32 (1,).
     """
     raise NotImplementedError
+
 
 # %% id="model.smear.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-smear-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.smear", smear)
@@ -348,10 +361,12 @@ quiz("model.q_init")
 # %% id="padding-quiz"
 quiz("model.q_padding")
 
-# %% tags=["exercise"] id="model.forward" points=5 minutes=40 level=3 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-forward", "locked": false, "schema_version": 3, "solution": true, "task": false}
+
+# %% id="model.forward" level=3 minutes=40 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-forward", "locked": false, "schema_version": 3, "solution": true, "task": false} points=5 tags=["exercise"]
 def forward(config, params, ids):
     """Logits (B, T, vocab_size), float32, of token ids (B, T)."""
     raise NotImplementedError
+
 
 # %% id="model.forward.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-forward-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
 check("model.forward", forward)
@@ -368,7 +383,8 @@ check("model.forward", forward)
 # %% id="tables-predict"
 predict("model.p_tables")
 
-# %% tags=["exercise"] id="model.count_params" points=2 minutes=15 level=2 library="nanochat_lib.sizing:count_params" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-count_params", "locked": false, "schema_version": 3, "solution": true, "task": false}
+
+# %% id="model.count_params" level=2 library="nanochat_lib.sizing:count_params" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-count_params", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def count_params(config):
     """Parameters by group, as a dict with the six keys above.
 
@@ -376,6 +392,7 @@ def count_params(config):
     value_embedding_layers (a tuple) and recipe; only the recipe "head" has smear and backout.
     """
     raise NotImplementedError
+
 
 # %% id="model.count_params.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-count_params-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.count_params", count_params)
@@ -385,7 +402,8 @@ count_params = mine("model.count_params")
 counts = count_params(GPTConfig())
 looked_up = counts["wte"] + counts["value_embeds"]
 reveal("model.p_tables", 100 * looked_up / counts["total"])
-about(100 * looked_up / counts["total"], 61.5, within=0.1, name="% of d12 that is only looked up")
+_ = about(100 * looked_up / counts["total"], 61.5, within=0.1, name="% of d12 that is only looked up")
+
 
 # %% [markdown] id="flops-title"
 # ## 11. Counting FLOPs
@@ -397,10 +415,11 @@ about(100 * looked_up / counts["total"], 61.5, within=0.1, name="% of d12 that i
 #
 # `scaling_params(config)` gives the matrices of the blocks and the head together.
 
-# %% tags=["exercise"] id="model.flops_per_token" points=2 minutes=15 level=2 library="nanochat_lib.sizing:flops_per_token" nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-flops_per_token", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="model.flops_per_token" level=2 library="nanochat_lib.sizing:flops_per_token" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "model-flops_per_token", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def flops_per_token(config):
     """Training FLOPs a token, forward and backward. A layer sees min(window, sequence_len) keys; smear has 24 weights."""
     raise NotImplementedError
+
 
 # %% id="model.flops_per_token.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-flops_per_token-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.flops_per_token", flops_per_token)
@@ -433,7 +452,7 @@ for ax in (left, right):
 show(figure, alt="Left: at depth 4 two thirds of the parameters are tables, at depth 32 two fifths. Right: attention's own "
      "products take about 13 % of the FLOPs at depth 12 and less at larger depths.")  # fmt: skip
 print(f"d12: {flops_per_token(models[2]):,} FLOPs a token, d24: {flops_per_token(models[5]):,}")
-about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
+_ = about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
 
 # %% [markdown] id="count-answer"
 # That answers the question at the top. d12 reads a token with 110 million multiplied weights out of 286 million; the
@@ -446,7 +465,7 @@ about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs
 # %% id="count-defect"
 reported = sum(12 * models[2].n_embd * window for window in models[2].windows)
 print(f"the log said {reported:,}, the truth is {flops_per_token(models[2]):,}")
-about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times too small")
+_ = about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times too small")
 
 # %% [markdown] id="count-defect-cost"
 # A run that is told to stop after a given number of FLOPs would have gone on 7.67 times too long and cost 7.67 times
@@ -546,8 +565,8 @@ params, losses = trained()
 figure, ax = new_figure(height=2.3)
 ax.plot(losses, color=BLUE, lw=1)
 ax.axhline(np.log(small.vocab_size), color=FAINT, ls=":")
-ax.text(steps, np.log(small.vocab_size) - 0.1, "guessing: ln 512 = 6.24", ha="right", va="top", color=FAINT)
-ax.set(title="Training the small model", xlabel="step", ylabel="nats per token", ylim=(0, 6.6))
+ax.text(steps - 1, np.log(small.vocab_size) + 0.15, "guessing: ln 512 = 6.24", ha="right", va="bottom", color=FAINT)
+ax.set(title="Training the small model", xlabel="step", ylabel="nats per token", ylim=(0, 7.4))
 show(figure, alt="The training loss falls from 6.2 nats, which is guessing, to about 1.3 over 600 steps.")
 print(f"first step {losses[0]:.2f}, last steps {losses[-10:].mean():.1f} nats a token")
 
@@ -601,6 +620,7 @@ def draw_inside(prompt, layer, head):
     left.imshow(np.asarray(chosen)[:n, :n] ** 0.5, cmap="Blues", vmin=0, vmax=1)
     left.set_xticks(range(n), words, rotation=90, fontsize=6.5)
     left.set_yticks(range(n), words, fontsize=6.5)
+    left.set(xlabel="key", ylabel="query")
     left.set_title(f"Attention, layer {layer}, head: {head}")
     start = max(n - 12, 0)
     chance = np.asarray(jax.nn.softmax(lens, axis=-1))[:, start:n]
@@ -608,7 +628,8 @@ def draw_inside(prompt, layer, head):
     for row in range(n - start):
         for column in range(len(lens)):
             best = strips.visible(tokenizer.decode([int(chance[column, row].argmax())]))
-            right.text(column, row, best, ha="center", va="center", fontsize=8, color=INK)
+            ink = "white" if chance[column, row].max() > 0.8 else INK
+            right.text(column, row, best, ha="center", va="center", fontsize=8, color=ink)
     right.set_xticks(
         range(len(lens)), ["embedding", *(f"layer {i}" for i in range(len(lens) - 2)), "at the end"], fontsize=8
     )
@@ -657,7 +678,7 @@ with torch.no_grad():
     twins = twin.build(small, params)(torch.from_numpy(ids).long()).numpy()
 exponent = float(np.log10(np.abs(logits - twins).max()))
 reveal("model.p_twin", round(exponent))
-about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
+_ = about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
 
 # %% [markdown] id="twin-explain"
 # The difference is a few times the spacing of float32 numbers near 10: two programs that add in another order. That is
@@ -671,6 +692,7 @@ about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
 
 # %% id="sign-predict"
 predict("model.p_sign")
+
 
 # %% id="sign"
 @jax.jit

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -23,7 +23,7 @@
 # Time: about 210 minutes, 165 of them for nine exercises. You need NumPy, a little JAX, and softmax attention itself,
 # as in chapter 02. No accelerator is needed.
 
-# %% tags=["setup"] id="imports"
+# %% id="imports" tags=["setup"]
 import json
 import subprocess
 import sys
@@ -32,20 +32,37 @@ from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from nanochat_lib.attention import MASKED, attention
-from nanochat_lib.course import about, check, choice, explore, fast, mine, note, predict, quiz, reveal, show, slider
+from nanochat_lib.course import (  # noqa: F401
+    about,
+    check,
+    choice,
+    explore,
+    fast,
+    hint,
+    mine,
+    note,
+    predict,
+    quiz,
+    reveal,
+    show,
+    slider,
+    undo,
+)
 from nanochat_lib.course.kernel_picture import draw_step
 from nanochat_lib.course.kernel_view import cost, record
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.hardware import CHIPS
 from nanochat_lib.kernels.flash import EMPTY, FIRST, KEY, LAST, QUERY, Band, dot, flash_attention, run_forward
 from nanochat_lib.presets import preset
-from nanochat_lib.report.plots import BLUE, GREEN, INK, ORANGE, PURPLE, new_figure
+from nanochat_lib.report.plots import BLUE, GREEN, INK, ORANGE, PURPLE, STYLE, new_figure
 
+matplotlib.rcParams.update(STYLE)
 CHIP = {chip.name: chip for chip in CHIPS}
 V6E, V5E = CHIP["v6e"], CHIP["v5e"]
 random = np.random.default_rng(3)
@@ -141,6 +158,7 @@ show(
     alt="Roofline of a TPU v6e: stored scores and tiles of 128 far left of the ridge, 512 just before it",
 )
 
+
 # %% [markdown] id="mask-look"
 # ### What a query may see
 #
@@ -148,10 +166,11 @@ show(
 # $w$ counts the keys *before* the query. A query at position $p$ sees the keys $p-w \dots p$, so $w+1$ of them. At the
 # end of the chapter you see what it costs to be off by one.
 
-# %% tags=["exercise"] id="attention.visible" points=1 minutes=8 level=1 library="nanochat_lib.attention:visible" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-visible", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.visible" level=1 library="nanochat_lib.attention:visible" minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-visible", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def visible(queries, keys, window):
     """Boolean mask (…, Tq, Tk) of positions (…, Tq) and (Tk,): a key at most `window` before the query, never after."""
     raise NotImplementedError
+
 
 # %% id="attention.visible.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-visible-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("attention.visible", visible)
@@ -175,12 +194,13 @@ print(visible(np.arange(6), np.arange(6), 2).astype(int))
 # %% id="online-quiz"
 quiz("attention.q_online")
 
+
 # %% [markdown] id="absorb-look"
 # Write the step. Rows are queries, so m and total are columns (queries, 1). Mark your intermediate results with `note`
 # (it returns its value): a failing check then names the first wrong one of `highest`, `p`, `shrink`, `total`, `acc`.
 # `dot(a, b, axis_a, axis_b)` is the library's product over one axis of each, summed in float32.
 
-# %% tags=["exercise"] id="attention.absorb" points=3 minutes=20 level=2 library="nanochat_lib.kernels.flash:absorb" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-absorb", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.absorb" level=2 library="nanochat_lib.kernels.flash:absorb" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-absorb", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def absorb(m, total, acc, s, v):
     """(m, total, acc) after one more block of keys.
 
@@ -191,6 +211,7 @@ def absorb(m, total, acc, s, v):
     p = note("p", ...)  # the block's exponentials
     shrink = note("shrink", ...)  # what the old sums must be multiplied with
     raise NotImplementedError
+
 
 # %% id="attention.absorb.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-absorb-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("attention.absorb", absorb)
@@ -225,6 +246,7 @@ show(
 )
 _ = about(acc[-1] / total[-1], exact, 1e-6, name="piece by piece")
 
+
 # %% [markdown] id="tiling-title"
 # ## 3. Tiles in plain JAX
 #
@@ -234,13 +256,14 @@ _ = about(acc[-1] / total[-1], exact, 1e-6, name="piece by piece")
 # Scores of hidden keys become `MASKED` = -1e30, not minus infinity, and m starts at `EMPTY` = -1e20. A query that has
 # seen nothing yet then computes exp(-1e30 + 1e20) = 0, where infinities would give inf - inf = NaN.
 
-# %% tags=["exercise"] id="attention.blocked" points=3 minutes=20 level=2 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-blocked", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.blocked" level=2 minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-blocked", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def blocked(q, k, v, window, block_q, block_kv):
     """Attention of one head without a matrix of all scores: q, k, v (T, D), float32 → (T, D).
 
     T is a multiple of block_q and of block_kv. Use `visible`, `absorb` and `dot`.
     """
     raise NotImplementedError
+
 
 # %% id="attention.blocked.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-blocked-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("attention.blocked", blocked)
@@ -261,15 +284,17 @@ print("largest difference to the formula is below 1e-5:", bool(jnp.abs(y - whole
 # %% id="steps-predict"
 predict("attention.p_steps")
 
+
 # %% [markdown] id="visible-blocks-look"
 # A block of queries and a block of keys are two intervals of positions. Whether any query of the one sees any key of
 # the other follows from their ends. There may be more keys than queries (a model that continues a text): query $r$
 # stands at position $r + t_k - t_q$. The last block of either may be cut short.
 
-# %% tags=["exercise"] id="attention.visible_blocks" points=2 minutes=15 level=2 library="nanochat_lib.kernels.flash:visible_blocks" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-visible_blocks", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.visible_blocks" level=2 library="nanochat_lib.kernels.flash:visible_blocks" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-visible_blocks", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def visible_blocks(tq, tk, window, block_q, block_kv):
     """Boolean (query blocks, key blocks): does any query of the one see any key of the other?"""
     raise NotImplementedError
+
 
 # %% id="attention.visible_blocks.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-visible_blocks-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("attention.visible_blocks", visible_blocks)
@@ -295,6 +320,7 @@ show(
     alt="Four maps of tiles: the causal triangle of 136 tiles, a band of 70 tiles of 128, and coarser maps of 512",
 )
 
+
 # %% [markdown] id="schedule-look"
 # The share that is *needed* falls when tiles grow: a tile that the edge cuts is computed whole. Keep that in mind for
 # section 8.
@@ -305,7 +331,7 @@ show(
 # result). The backward kernel for keys needs runs of key blocks instead. A block that sees nothing still gets one step:
 # its zeros must be written.
 
-# %% tags=["exercise"] id="attention.schedule" points=3 minutes=20 level=3 library="nanochat_lib.kernels.flash:schedule" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-schedule", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.schedule" level=3 library="nanochat_lib.kernels.flash:schedule" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-schedule", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def schedule(seen, run):
     """The grid, int32 (4, steps): query block, key block, does a run begin here, does it end here.
 
@@ -314,6 +340,7 @@ def schedule(seen, run):
     step, with block 0 of the other side.
     """
     raise NotImplementedError
+
 
 # %% id="attention.schedule.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-schedule-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("attention.schedule", schedule)
@@ -396,14 +423,16 @@ show(
     alt="Step 6 of 16 of the row sum: one block of x is copied, the block of y is still in fast memory",
 )
 
+
 # %% [markdown] id="fetches-look"
 # One rule decides about all copies: **a block is copied if the step before did not use the same one.** There is no
 # cache that remembers more. Write the rule down; the picture above, and every count below, stands on it.
 
-# %% tags=["exercise"] id="attention.fetches" points=1 minutes=8 level=1 library="nanochat_lib.course.kernel_view:fetches" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-fetches", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.fetches" level=1 library="nanochat_lib.course.kernel_view:fetches" minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-fetches", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def fetches(visits):
     """Boolean (steps,): must a block be copied for this step? visits: (steps, axes), the block each step uses."""
     raise NotImplementedError
+
 
 # %% id="attention.fetches.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-fetches-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("attention.fetches", fetches)
@@ -413,6 +442,7 @@ fetches = mine("attention.fetches")
 for one in call.operands:
     copied = fetches(one.visits if not one.output else one.visits[::-1])
     print(f"{one.name}: {int(copied.sum())} copies of {one.block_bytes} bytes in {len(copied)} steps")
+
 
 # %% [markdown] id="gqa-title"
 # ## 6. Heads that share keys, and which block a step needs
@@ -433,7 +463,7 @@ for one in call.operands:
 # place in the grid and, last, the table of steps. `None` in a block's shape means: one entry, and the kernel does not
 # see the axis.
 
-# %% tags=["exercise"] id="attention.block_specs" points=3 minutes=20 level=2 library="nanochat_lib.kernels.flash:block_specs" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-block_specs", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.block_specs" level=2 library="nanochat_lib.kernels.flash:block_specs" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-block_specs", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def block_specs(band, d, run):
     """Which block a step needs of an array (B, K, G, Tq, D), of one (B, K, Tk, D), of one (B, K, G, 1, Tq).
 
@@ -441,6 +471,7 @@ def block_specs(band, d, run):
     it is (B, K, steps, G). Index functions get the grid's place and the table of `schedule`.
     """
     raise NotImplementedError
+
 
 # %% id="attention.block_specs.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-block_specs-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("attention.block_specs", block_specs)
@@ -480,6 +511,7 @@ for kv_heads in (8, 2, 1):
         f"dk/dv {dkv.operands[1].moved / 2**20:.1f} MiB"
     )
 
+
 # %% [markdown] id="kernel-title"
 # ## 7. The kernel
 #
@@ -494,11 +526,12 @@ for kv_heads in (8, 2, 1):
 # `band.hide(scores, i, j, queries=0)` hides what query block i must not see of key block j. Guard $\log 0$ and $0/0$
 # of a query that sees nothing with a least total of 1e-30.
 
-# %% tags=["exercise"] id="attention.forward_kernel" points=5 minutes=30 level=3 library="nanochat_lib.kernels.flash:forward_kernel" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-forward_kernel", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.forward_kernel" level=3 library="nanochat_lib.kernels.flash:forward_kernel" minutes=30 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-forward_kernel", "locked": false, "schema_version": 3, "solution": true, "task": false} points=5 tags=["exercise"]
 def forward_kernel(steps, q_ref, k_ref, v_ref, y_ref, lse_ref, m_ref, l_ref, acc_ref, *, band, scale):
     """q (block_q, D) against k and v (block_kv, D); grid (B, K, G, steps)."""
     # begin where steps[FIRST, step] is 1; always absorb the block; write where steps[LAST, step] is 1
     raise NotImplementedError
+
 
 # %% id="attention.forward_kernel.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-forward_kernel-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
 check("attention.forward_kernel", forward_kernel)
@@ -525,17 +558,19 @@ print(
 # %% id="delta-quiz"
 quiz("attention.q_delta")
 
+
 # %% [markdown] id="gradients-look"
 # Write what both backward kernels share: $p^T$ and $ds^T$ of one tile. Keys stand first, so that lse and delta,
 # which are stored as rows (1, block_q), fit without being turned around.
 
-# %% tags=["exercise"] id="attention.weights_and_score_gradients" points=4 minutes=25 level=3 library="nanochat_lib.kernels.flash:weights_and_score_gradients" nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-weights_and_score_gradients", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="attention.weights_and_score_gradients" level=3 library="nanochat_lib.kernels.flash:weights_and_score_gradients" minutes=25 nbgrader={"cell_type": "code", "grade": false, "grade_id": "attention-weights_and_score_gradients", "locked": false, "schema_version": 3, "solution": true, "task": false} points=4 tags=["exercise"]
 def weights_and_score_gradients(band, scale, i, j, q, k, v, dy, lse, delta):
     """(pᵀ, dsᵀ), each (block_kv, block_q).
 
     i, j: numbers of the query and the key block. q, dy: (block_q, D). k, v: (block_kv, D). lse, delta: (1, block_q).
     """
     raise NotImplementedError
+
 
 # %% id="attention.weights_and_score_gradients.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "attention-weights_and_score_gradients-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
 check("attention.weights_and_score_gradients", weights_and_score_gradients)
@@ -668,8 +703,9 @@ for ax, window in zip(axes, windows, strict=True):
     names = [str(tile) for tile in tile_sizes]
     ax.bar(names, bound * 1e6, color=BLUE, label="roofline")
     ax.bar(names, begin * 1e6, bottom=bound * 1e6, color=ORANGE, label="beginning steps")
-    ax.axhline(3.5 * useful_flops(window) / V6E.peak["bfloat16"] * 1e6, color=INK, linestyle="--", linewidth=1)
-    ax.set(title=f"window {window}", xlabel="tile")
+    floor = 3.5 * useful_flops(window) / V6E.peak["bfloat16"]
+    ax.axhline(floor * 1e6, color=INK, linestyle="--", linewidth=1, label="useful products alone")
+    ax.set(title=f"window {window}", xlabel="tile (tokens a side)")
     best[window] = tile_sizes[int(np.argmin(bound + begin))]
 axes[0].set_ylabel("µs a layer")
 axes[0].legend(fontsize=8)

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -24,7 +24,7 @@
 #
 # Eight exercises, about 125 minutes; with the reading some 160 minutes. The solved chapter runs in under three.
 
-# %% tags=["setup"] id="setup"
+# %% id="setup" tags=["setup"]
 import hashlib
 import json
 import math
@@ -106,11 +106,12 @@ for split in ("train", "val"):
 # %% id="split-quiz"
 quiz("data.q_split")
 
+
 # %% [markdown] id="held-out-text"
 # So the *content* decides. A hash of the text gives a number that looks random, yet is the same for equal texts, on
 # every machine and in every order. About one text in twenty falls below 0.05.
 
-# %% tags=["exercise"] id="data.held_out" points=1 minutes=10 level=1 library="nanochat_lib.corpus:held_out" nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-held_out", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.held_out" level=1 library="nanochat_lib.corpus:held_out" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-held_out", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def held_out(text: str, share: float = HELD_OUT) -> bool:
     """Whether a document is for validation.
 
@@ -118,6 +119,7 @@ def held_out(text: str, share: float = HELD_OUT) -> bool:
     depends on nothing else. The document is held out when that number is below `share`.
     """
     raise NotImplementedError
+
 
 # %% id="data.held_out.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-held_out-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("data.held_out", held_out)
@@ -137,6 +139,7 @@ print(
     f"{sum(a != b for a, b in zip(every_20th[:2000], every_20th[:1999:-1], strict=True))}"
 )
 
+
 # %% [markdown] id="concat-text"
 # ## 2. End to end: the naive rows
 #
@@ -146,13 +149,14 @@ print(
 #
 # The simplest way wastes nothing: write all documents end to end, and cut the ribbon every $T+1$ tokens.
 
-# %% tags=["exercise"] id="data.concat_rows" points=1 minutes=10 level=1 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-concat_rows", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.concat_rows" level=1 minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-concat_rows", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def concat_rows(documents: list, capacity: int) -> np.ndarray:
     """All `documents` (lists of token ids, BOS in front) end to end, cut every `capacity` tokens.
 
     Returns (rows, capacity) int32. The rest at the end that fills no row is left out.
     """
     raise NotImplementedError
+
 
 # %% id="data.concat_rows.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-concat_rows-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("data.concat_rows", concat_rows)
@@ -168,10 +172,11 @@ show(
     alt="fourteen rows of 64 tokens, documents in tints; most rows begin in the middle of a document",
 )
 
+
 # %% [markdown] id="concat-look"
-# Nothing is lost, but look at the left edge: most rows start in the middle of a document. The model is asked to go on
-# with a sentence whose beginning it cannot see. It is punished for not knowing the unknowable, and it learns to guess
-# at the start of a row. nanochat did it this way until January 2026.
+# Nothing is lost, but look at the left edge: most rows start in the middle of a document, which is blue here. The model
+# is asked to go on with a sentence whose beginning it cannot see. It is punished for not knowing the unknowable, and it
+# learns to guess at the start of a row. nanochat did it this way until January 2026.
 
 # %% [markdown] id="fit-text"
 # ## 3. Best fit
@@ -185,7 +190,7 @@ show(
 # room. Which one? A buffer of 1,000 documents is asked a few times for each row, so an answer that looks at every
 # length is too slow.
 
-# %% tags=["exercise"] id="data.best_fit" points=2 minutes=15 level=2 library="nanochat_lib.packing:best_fit" nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-best_fit", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.best_fit" level=2 library="nanochat_lib.packing:best_fit" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-best_fit", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def best_fit(lengths: list, room: int, crop: bool = True) -> int | None:
     """Index into `lengths` (ascending, each once) of the document to place into `room` tokens.
 
@@ -193,6 +198,7 @@ def best_fit(lengths: list, room: int, crop: bool = True) -> int | None:
     Look at few lengths only: `bisect_right(a, x)` says how many of the sorted `a` are at most x.
     """
     raise NotImplementedError
+
 
 # %% id="data.best_fit.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-best_fit-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("data.best_fit", best_fit)
@@ -404,7 +410,8 @@ explore(
 # %% id="state-quiz"
 quiz("data.q_state")
 
-# %% tags=["exercise"] id="data.pack_rows" points=5 minutes=35 level=3 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-pack_rows", "locked": false, "schema_version": 3, "solution": true, "task": false}
+
+# %% id="data.pack_rows" level=3 minutes=35 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-pack_rows", "locked": false, "schema_version": 3, "solution": true, "task": false} points=5 tags=["exercise"]
 def pack_rows(documents: list, capacity: int, buffer_size: int, state: dict | None = None):
     """Yields (row, state after it): rows of `capacity` token ids, as lists, by best fit with cropping.
 
@@ -418,6 +425,7 @@ def pack_rows(documents: list, capacity: int, buffer_size: int, state: dict | No
     raise NotImplementedError
     yield
 
+
 # %% id="data.pack_rows.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-pack_rows-check", "locked": true, "points": 5, "schema_version": 3, "solution": false, "task": false}
 check("data.pack_rows", pack_rows)
 
@@ -429,9 +437,11 @@ show(
     alt="fourteen rows of 64 tokens, documents in tints; every row begins where a document begins",
 )
 
+
 # %% [markdown] id="resume-look"
-# Every row starts with a new tint. Now the real loader, `PretrainLoader`: the same rule with a faster buffer, batches
-# of (B, T) prepared by a thread ahead of time, and a state with each batch. Stop it after batch 12 and go on.
+# No row begins in blue any more, with the rest of a document from the row before. Now the real loader,
+# `PretrainLoader`: the same rule with a faster buffer, batches of (B, T) prepared by a thread ahead of time, and a state
+# with each batch. Stop it after batch 12 and go on.
 
 # %% id="resume-loader"
 def open_stream(split="train", rows=2, state=None, epochs=4.0):
@@ -456,12 +466,13 @@ with open_stream(state=forgetful) as rest:
 equal = sum(bool((a.inputs == b.inputs).all()) for a, b in zip(batches[12:], other, strict=True))
 print(f"with the buffer forgotten: {equal} of 12 batches are equal")
 
+
 # %% [markdown] id="deal-text"
 # One process is not enough for long. With $W$ of them, process $r$ reads documents $r$, $r+W$, $r+2W$, …: each document
 # is read once. But the spot machine with three processes is gone, and the next one has two. Each of the old processes
 # had a *position*, its next document, and they were not equally fast. Where do the new ones start?
 
-# %% tags=["exercise"] id="data.deal_anew" points=3 minutes=20 level=3 library="nanochat_lib.loader:deal_anew" nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-deal_anew", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.deal_anew" level=3 library="nanochat_lib.loader:deal_anew" minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-deal_anew", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def deal_anew(positions: list, world: int) -> tuple[list, int]:
     """(where each of `world` processes goes on, items left out) when len(positions) processes stop at `positions`.
 
@@ -470,6 +481,7 @@ def deal_anew(positions: list, world: int) -> tuple[list, int]:
     that any process had read. What slower processes had not reached before it is left out; count it.
     """
     raise NotImplementedError
+
 
 # %% id="data.deal_anew.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-deal_anew-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("data.deal_anew", deal_anew)
@@ -493,6 +505,7 @@ for rank in range(2):
         f"process {rank} of 2 gets {len(state['buffer']['lengths'])} waiting documents, goes on at {state['position']}"
     )
 
+
 # %% [markdown] id="mask-text"
 # ## 6. Masks between documents
 #
@@ -500,7 +513,7 @@ for rank in range(2):
 # it? A **document mask** lets a token see its own document only: key $j$ is visible to query $i$ if $j \le i$ and no
 # BOS stands between them.
 
-# %% tags=["exercise"] id="data.document_mask" points=2 minutes=15 level=2 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-document_mask", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.document_mask" level=2 minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-document_mask", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def document_mask(inputs: jax.Array, bos: int) -> jax.Array:
     """(B, T, T) bool: which keys (last axis) each query (middle axis) sees: not later ones, and its own document only.
 
@@ -508,6 +521,7 @@ def document_mask(inputs: jax.Array, bos: int) -> jax.Array:
     the document at each position, (B, T), counted from 1.
     """
     raise NotImplementedError
+
 
 # %% id="data.document_mask.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-document_mask-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("data.document_mask", document_mask)
@@ -640,6 +654,7 @@ if not fast():
 # %% id="mask-quiz"
 quiz("data.q_mask")
 
+
 # %% [markdown] id="supply-text"
 # ## 7. Running out of data
 #
@@ -648,7 +663,7 @@ quiz("data.q_mask")
 # from data that had silently wrapped. So count first. Tokens that a run needs against tokens that one reading gives;
 # more than the `epochs` that were asked for is an error *before step 0*.
 
-# %% tags=["exercise"] id="data.readings_needed" points=2 minutes=10 level=1 library="nanochat_lib.supply:readings_needed" nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-readings_needed", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.readings_needed" level=1 library="nanochat_lib.supply:readings_needed" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-readings_needed", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def readings_needed(tokens_needed: int, tokens: float, epochs: float, what: str = "the documents") -> float:
     """How often data that give `tokens` targets a reading must be read for `tokens_needed`.
 
@@ -656,6 +671,7 @@ def readings_needed(tokens_needed: int, tokens: float, epochs: float, what: str 
     (both with commas: 1,000,000), and the number of epochs that would do, rounded up to two digits.
     """
     raise NotImplementedError
+
 
 # %% id="data.readings_needed.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-readings_needed-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("data.readings_needed", readings_needed)
@@ -684,6 +700,7 @@ tokens = preset("gpu-8-d24").horizon().tokens
 of_a_shard = 250e6 / 4.8 * 0.65
 _ = about(tokens / of_a_shard, 172, within=2, name="shards for a d24 run")
 
+
 # %% [markdown] id="shards-needed-look"
 # nanochat's speedrun downloads 170. Keep the rule: **a d24 needs about 170 shards, 15 GB, 2.6 % of the set.**
 
@@ -704,6 +721,7 @@ def one_buffer(source):
         buffer[:] = rows
         yield buffer
 
+
 # %% [markdown] id="lesson-predict-text"
 # A step takes eight of them: `[np.asarray(next(loader)) for _ in range(8)]`. How many different micro-batches does it
 # train on? Say it first: `predict("data.p_distinct", 8)`.
@@ -716,6 +734,7 @@ loader = one_buffer(micro_batches(STEPS * A))
 group = [np.asarray(next(loader)) for _ in range(A)]
 reveal("data.p_distinct", len({rows.tobytes() for rows in group}))
 print("all of them share one piece of memory:", all(np.shares_memory(group[0], rows) for rows in group))
+
 
 # %% [markdown] id="lesson-why"
 # `np.asarray` copies nothing when it is given an array: it is a second name for it. `np.array` copies. One letter pair
@@ -749,6 +768,7 @@ if not fast():
     print(f"held-out loss: {plain_held[-1]:.2f} copied, {wrong_held[-1]:.2f} with np.asarray")
     _ = about(wrong_held[-1] - plain_held[-1], 0.61, within=0.2, name="what the bug costs, nats")
 
+
 # %% [markdown] id="lesson-look"
 # Look at the left picture alone, as you would during a run. Both curves fall. Without the blue one beside it, would
 # you have stopped the red one? The step paid for eight micro-batches and learned from one: seven eighths of the data
@@ -757,13 +777,14 @@ if not fast():
 # The guard is cheap, because equal micro-batches practically never happen in honest data: **hash the content of each
 # micro-batch of a step, and stop if two are equal.** It is needed in the first steps only.
 
-# %% tags=["exercise"] id="data.distinct_microbatches" points=2 minutes=10 level=2 library="nanochat_lib.loader:distinct_microbatches" nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-distinct_microbatches", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="data.distinct_microbatches" level=2 library="nanochat_lib.loader:distinct_microbatches" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "data-distinct_microbatches", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def distinct_microbatches(inputs: np.ndarray, targets: np.ndarray | None = None) -> None:
     """Raises UserError, one line that names both indices, when two of the micro-batches (A, B, T) of a step are equal.
 
     Micro-batches whose `targets` are all negative (nothing is trained) are padding, and may be equal.
     """
     raise NotImplementedError
+
 
 # %% id="data.distinct_microbatches.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "data-distinct_microbatches-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("data.distinct_microbatches", distinct_microbatches)

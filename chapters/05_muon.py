@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -22,7 +22,7 @@
 #
 # Nine exercises, about two hours in all.
 
-# %% tags=["setup"] id="setup"
+# %% id="setup" tags=["setup"]
 import math
 import os
 import subprocess
@@ -69,6 +69,7 @@ def label(ax, title, x, y, legend=True):
             axis.set_minor_formatter(NullFormatter())
     if legend:
         ax.legend(frameon=False, fontsize=8.5)
+
 
 # %% [markdown] id="model-look"
 # ## 1. What an update does to a matrix
@@ -119,6 +120,7 @@ def loss_fn(params, batch):
         x = x + h @ params[f"transformer.h.{i}.mlp.c_proj.weight"].T
     logits = 15 * jnp.tanh(norm(x) @ params["lm_head.weight"].T / 15)
     return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, batch[:, -1:], 1)[:, 0])
+
 
 # %% [markdown] id="train-look"
 # One training run is one compiled loop. `route` says which optimiser a parameter belongs to. The learning rate of the
@@ -238,15 +240,17 @@ show(fig, alt="Singular values of a 128 × 64 gradient fall by orders of magnitu
 # %% id="q-update"
 quiz("muon.q_update")
 
+
 # %% [markdown] id="orthogonal-look"
 # ### Exercise: all singular values 1
 #
 # Return $U V^\top$, exactly, for one matrix or a stack.
 
-# %% tags=["exercise"] id="muon.orthogonal" points=1 minutes=8 level=1 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-orthogonal", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.orthogonal" level=1 minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-orthogonal", "locked": false, "schema_version": 3, "solution": true, "task": false} points=1 tags=["exercise"]
 def orthogonal(x):
     """U Vᵀ of each X = U S Vᵀ in x (…, R, N) float32, by singular value decomposition."""
     raise NotImplementedError
+
 
 # %% id="muon.orthogonal.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-orthogonal-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("muon.orthogonal", orthogonal)
@@ -259,6 +263,7 @@ orthogonal = mine("muon.orthogonal")
 g = np.asarray(G)
 gain = np.sum(g * np.asarray(orthogonal(G))) / (np.sum(g * g) / np.linalg.norm(g, 2))
 print(f"with equal largest singular value, U Vᵀ lowers the loss {gain:.1f} times as far, to first order")
+
 
 # %% [markdown] id="momentum-look"
 # ## 2. Momentum
@@ -273,10 +278,11 @@ print(f"with equal largest singular value, U Vᵀ lowers the loss {gain:.1f} tim
 #
 # ### Exercise: momentum
 
-# %% tags=["exercise"] id="muon.nesterov" points=2 minutes=10 level=1 library="nanochat_lib.muon:nesterov" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-nesterov", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.nesterov" level=1 library="nanochat_lib.muon:nesterov" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-nesterov", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def nesterov(grads, buffer, momentum):
     """(update, new buffer), both shaped like grads (K, R, N): two weighted means, one after the other."""
     raise NotImplementedError
+
 
 # %% id="muon.nesterov.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-nesterov-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.nesterov", nesterov)
@@ -317,6 +323,7 @@ label(ax, "How well an update agrees with the true gradient", "momentum μ", "co
 ax.set_ylim(0, 1.3)
 show(fig, alt="Cosine with the true gradient rises with momentum, most of all for orthogonalised updates.")
 
+
 # %% [markdown] id="iteration-look"
 # ## 3. An SVD without the SVD
 #
@@ -338,13 +345,14 @@ show(fig, alt="Cosine with the true gradient rises with momentum, most of all fo
 #
 # $(XX^\top)X = X(X^\top X)$: for a tall matrix make the small product. The check counts FLOPs.
 
-# %% tags=["exercise"] id="muon.polynomial_step" points=3 minutes=15 level=2 library="nanochat_lib.muon:polynomial_step" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-polynomial_step", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.polynomial_step" level=2 library="nanochat_lib.muon:polynomial_step" minutes=15 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-polynomial_step", "locked": false, "schema_version": 3, "solution": true, "task": false} points=3 tags=["exercise"]
 def polynomial_step(x, a, b, c):
     """a X + b (X Xᵀ) X + c (X Xᵀ)² X of each X in x (…, R, N), with the gram matrix of the short side.
 
     note("gram", …) and note("polynomial", …) (b·gram + c·gram²) are compared one after the other.
     """
     raise NotImplementedError
+
 
 # %% id="muon.polynomial_step.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-polynomial_step-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("muon.polynomial_step", polynomial_step)
@@ -398,6 +406,7 @@ for name, coefficients in (("Newton–Schulz", NEWTON_SCHULZ), ("Polar Express",
 # %% id="q-iteration"
 quiz("muon.q_iteration")
 
+
 # %% [markdown] id="spectra-look"
 # Now the real thing: the gradient of section 1, step by step.
 
@@ -420,8 +429,10 @@ for ax, name, coefficients in zip(
         zip(spectra_after(G, coefficients), (FAINT, SKY, BLUE, GREEN, ORANGE, RED), strict=True)
     ):
         ax.semilogy(np.arange(1, 65), found, color=colour, label=f"{number} steps")
-    label(ax, name, "number", "singular value" if ax is axes[0] else "", legend=ax is axes[1])
+    label(ax, name, "number, largest first", "singular value" if ax is axes[0] else "", legend=False)
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8.5)
 show(fig, alt="The singular values of the gradient rise step by step to a plateau near 1, with Polar Express sooner.")
+
 
 # %% [markdown] id="widget-look"
 # ### Drag the coefficients
@@ -460,6 +471,7 @@ explore(
     matrix=choice(["gradient", "random"], "gradient"),
 )
 
+
 # %% [markdown] id="rows-look"
 # ## 4. Three refinements
 #
@@ -472,7 +484,7 @@ explore(
 #
 # ### Exercise: rows of equal length
 
-# %% tags=["exercise"] id="muon.equilibrate_rows" points=2 minutes=10 level=1 library="nanochat_lib.muon:equilibrate_rows" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-equilibrate_rows", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.equilibrate_rows" level=1 library="nanochat_lib.muon:equilibrate_rows" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-equilibrate_rows", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def equilibrate_rows(x):
     """x (K, R, N) with every row scaled to ‖X‖_F / √R, computed in float32, returned in x's dtype.
 
@@ -480,8 +492,10 @@ def equilibrate_rows(x):
     """
     raise NotImplementedError
 
+
 # %% id="muon.equilibrate_rows.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-equilibrate_rows-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.equilibrate_rows", equilibrate_rows)
+
 
 # %% [markdown] id="variance-look"
 # **Variance reduction** (NorMuon, Li et al. 2025, arXiv:2510.05491): after the iteration all *directions* are equal,
@@ -498,7 +512,7 @@ check("muon.equilibrate_rows", equilibrate_rows)
 #
 # ### Exercise: variance reduction
 
-# %% tags=["exercise"] id="muon.normalise_variance" points=4 minutes=25 level=3 library="nanochat_lib.muon:normalise_variance" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-normalise_variance", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.normalise_variance" level=3 library="nanochat_lib.muon:normalise_variance" minutes=25 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-normalise_variance", "locked": false, "schema_version": 3, "solution": true, "task": false} points=4 tags=["exercise"]
 def normalise_variance(u, second, beta2):
     """(new update, new second) of u (K, R, N); `second` is (K, R, 1) if R ≥ N, else (K, 1, N), float32.
 
@@ -506,6 +520,7 @@ def normalise_variance(u, second, beta2):
     update keeps u's dtype. Guards: S at least 1e-10 under the root, ‖u·t‖ at least 1e-10.
     """
     raise NotImplementedError
+
 
 # %% id="muon.normalise_variance.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-normalise_variance-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
 check("muon.normalise_variance", normalise_variance)
@@ -548,6 +563,7 @@ show(
     fig, alt="Row lengths of the gradient span a wide range; after each refinement the curve is flatter, at last level."
 )
 
+
 # %% [markdown] id="decay-look"
 # **Cautious decay** (Chen et al. 2025, arXiv:2510.12402): weight decay pulls every weight towards zero, also those
 # that the update is just enlarging. There the two pull against each other. So decay only where the update already
@@ -557,7 +573,7 @@ show(
 #
 # ### Exercise: the step itself
 
-# %% tags=["exercise"] id="muon.descend" points=2 minutes=12 level=2 library="nanochat_lib.muon:descend" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-descend", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.descend" level=2 library="nanochat_lib.muon:descend" minutes=12 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-descend", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def descend(u, params, lr, weight_decay, cautious=True):
     """What to add to params (K, R, N) float32, for an update u of the same shape; float32.
 
@@ -565,6 +581,7 @@ def descend(u, params, lr, weight_decay, cautious=True):
     bfloat16). Without `cautious` every weight decays.
     """
     raise NotImplementedError
+
 
 # %% id="muon.descend.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-descend-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.descend", descend)
@@ -596,7 +613,7 @@ stack = jnp.stack([gradients[name][0] for name in names]), jnp.stack([params[nam
 zero = init_stack(LAYERS, G.shape)
 ours, _ = jax.jit(muon_step)(*stack, zero, 0.02, 0.95, 0.1)
 theirs, _ = jax.jit(update_stack)(*stack, zero, 0.02, 0.95, 0.1)
-about(
+_ = about(
     float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max()),
     0.0,
     within=1e-4,
@@ -620,10 +637,12 @@ for name in sorted({**dict.fromkeys(ADAMW_NAMES), "value_embeds.1.weight": None}
     print(f"{name:<28} {ADAMW_NAMES.get(name, 'value_embeds')}")
 print("transformer.h.<layer>.<matrix>.weight goes to muon; its pattern is BLOCK:", BLOCK.pattern)
 
-# %% tags=["exercise"] id="muon.group_of" points=2 minutes=8 level=1 library="nanochat_lib.optim:group_of" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-group_of", "locked": false, "schema_version": 3, "solution": true, "task": false}
+
+# %% id="muon.group_of" level=1 library="nanochat_lib.optim:group_of" minutes=8 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-group_of", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def group_of(name):
     """ "muon" for the matrices of the blocks (BLOCK), "value_embeds" (VALUE_EMBEDDING), a group of ADAMW_NAMES, or ""."""
     raise NotImplementedError
+
 
 # %% id="muon.group_of.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-group_of-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.group_of", group_of)
@@ -704,6 +723,7 @@ if not fast():
     about(excess("adamw", 64, 0.004), 0.0, within=0.1, name="nats lost with AdamW's 0.004 at width 64")
     about(excess("adamw", 128, 0.004), 0.6, within=0.4, name="nats lost with AdamW's 0.004 at width 128")
 
+
 # %% [markdown] id="batch-look"
 # ### To another batch and length
 #
@@ -717,11 +737,12 @@ if not fast():
 #
 # ### Exercise: the two factors
 
-# %% tags=["exercise"] id="muon.transfer_scales" points=2 minutes=10 level=2 library="nanochat_lib.sizing:transfer_scales" nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-transfer_scales", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.transfer_scales" level=2 library="nanochat_lib.sizing:transfer_scales" minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-transfer_scales", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def transfer_scales(batch_tokens, tokens, reference_tokens):
     """(factor on every learning rate, factor on Muon's decay), from a run of REFERENCE_BATCH and reference_tokens to
     one of batch_tokens a step and `tokens` in all."""
     raise NotImplementedError
+
 
 # %% id="muon.transfer_scales.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-transfer_scales-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.transfer_scales", transfer_scales)
@@ -787,6 +808,7 @@ if not fast():
     about(reached, 73, within=15, name=f"steps until Muon is where AdamW ends, after {STEPS}")
 show(volatile(f"a Muon step took {slower:.2f} times as long as an AdamW step, in this run on this machine"))
 
+
 # %% [markdown] id="duel-explain"
 # Muon needs about half of AdamW's steps to reach the same loss. Each of its steps costs more. How
 # much more is written above for your machine; runs on a shared machine with two cores gave anything from 1.3 to 2.3.
@@ -806,10 +828,11 @@ show(volatile(f"a Muon step took {slower:.2f} times as long as an AdamW step, in
 #
 # A product of an (i, k) and a (k, j) matrix takes $2ikj$ FLOPs. Count the matrix products only.
 
-# %% tags=["exercise"] id="muon.orthogonal_flops" points=2 minutes=10 level=2 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-orthogonal_flops", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% id="muon.orthogonal_flops" level=2 minutes=10 nbgrader={"cell_type": "code", "grade": false, "grade_id": "muon-orthogonal_flops", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def orthogonal_flops(rows, columns, steps=5):
     """FLOPs of the matrix products in `steps` polynomial steps on one (rows, columns) matrix, as an int."""
     raise NotImplementedError
+
 
 # %% id="muon.orthogonal_flops.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "muon-orthogonal_flops-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("muon.orthogonal_flops", orthogonal_flops)

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -33,7 +33,7 @@
 # `pretrain.steps=100 rl.steps=20`. Change the values below, or give them from outside:
 # `papermill 12_capstone.ipynb out.ipynb -p preset cpu-smoke -p seed 1`.
 
-# %% tags=["parameters"] id="parameters"
+# %% id="parameters" tags=["parameters"]
 preset: str = "cpu"  # name of the preset; `nanochat presets` lists them
 run_dir: str = ""  # folder of the run; empty: runs/<preset> in the course's folder
 overrides: str = ""  # single settings to change, written as in the text above

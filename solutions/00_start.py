@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     explore,
@@ -41,8 +41,12 @@ from nanochat_lib.course import (
     reveal,
     show,
     slider,
+    undo,
     volatile,
 )
+from nanochat_lib.report.plots import STYLE
+
+plt.rcParams.update(STYLE)
 
 # %% [markdown] id="doctor-title"
 # ## Ask the doctor first
@@ -121,11 +125,11 @@ reveal("start.p_uniform", round(uniform_loss(512), 2))
 # %% [markdown] id="hint-title"
 # ## Hints, undo and your own parts
 #
-# Stuck? `hint("start.uniform_loss")` gives a first push; call it again for a clearer one. The third shows what the
+# Stuck? `hint("start.uniform_loss")` gives a first push; run the cell again for a clearer one. The third shows what the
 # right answer *produces*, never its code. Try it.
 
 # %% id="hint"
-hint("start.uniform_loss", 1)
+hint("start.uniform_loss")
 
 # %% [markdown] id="mine-words"
 # When a check passes, your function is saved as source code in the folder `my_nanochat/`. From then on
@@ -387,14 +391,20 @@ reveal("start.p_loss", round(losses[0][1], 2))
 
 # %% id="loss-figure"
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
-axes.plot(*zip(*losses, strict=True), lw=1.2, label="loss of the model")
+axes.plot(*zip(*losses, strict=True), lw=1, alpha=0.45, label="loss of the model")
+means = np.convolve([loss for _, loss in losses], np.full(16, 1 / 16), "valid")
+axes.plot(range(16, 16 + len(means)), means, color="C0", label="mean of 16 steps")
 axes.axhline(uniform_loss(config.tokenizer.vocab_size), ls="--", color="gray", label="knows nothing: ln V")
-axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first training run")
-axes.legend(frameon=False)
-show(figure, alt="The loss of the smoke model starts at the dashed line ln V and falls with every step")
+axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first training run", ylim=(0, 8.5))
+axes.legend(ncols=2, loc="upper right", fontsize=8.5)
+show(
+    figure,
+    alt="The loss of the smoke model starts at the dashed line ln V and falls, in a zigzag; its mean falls smoothly",
+)
 
 # %% [markdown] id="first-loss-words"
-# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing.
+# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing. The zigzag is not
+# the model: every step sees other text, and some of it is easier than other. The mean of 16 steps shows what is learned.
 
 # %% id="first-loss"
 _ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -36,7 +36,7 @@ import numpy as np
 import regex
 
 from nanochat_lib.bpe import BLANKS, split
-from nanochat_lib.course import (
+from nanochat_lib.course import (  # noqa: F401
     about,
     check,
     choice,
@@ -51,6 +51,7 @@ from nanochat_lib.course import (
     show,
     slider,
     text,
+    undo,
 )
 from nanochat_lib.report import plots
 

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -185,7 +185,7 @@ for base, colour in ((10_000.0, ORANGE), (100_000.0, BLUE)):
 right.yaxis.set_major_formatter(count_label)
 right.minorticks_off()
 right.axhline(2048, color=FAINT, ls=":")
-right.text(0, 2700, "context of 2048 tokens", color=FAINT, fontsize=8.5)
+right.text(63, 1500, "context: 2048", color=FAINT, fontsize=8.5, ha="right", va="top")
 left.set(title="Score of two equal vectors", xlabel="distance in tokens", ylabel="score / score at distance 0")
 right.set(title="Tokens for a full turn", xlabel="pair of channels j (D = 128)", ylabel="tokens")
 left.legend(fontsize=8.5)
@@ -224,7 +224,7 @@ for scale in (0.5, 1, 2, 4):
         f"{scale:>10}  {spread(scale * q, scale * k):>16.1f}  {spread(1.2 * norm(scale * q), 1.2 * norm(scale * k)):>17.1f}"
     )
 limit = 1.2 * 1.2 * 128**0.5
-about(limit, 16.3, within=0.05, name="largest possible score at D = 128")
+_ = about(limit, 16.3, within=0.05, name="largest possible score at D = 128")
 
 # %% id="qknorm-quiz"
 quiz("model.q_order")
@@ -269,18 +269,18 @@ mutant("model.visible", ">= 0", "> 0", says="does not see itself")
 visible = mine("model.visible")
 config = GPTConfig()  # depth 12, context 2048
 positions = jnp.arange(0, 2048, 8)
-figure, axes = new_figure(1, 4, height=2.1)
+figure, axes = new_figure(1, 4, height=2.3)
 for i, ax in enumerate(axes):
     ax.imshow(
         visible(positions, positions, config.windows[i]), cmap="Blues", extent=(0, 2048, 2048, 0), vmin=0, vmax=1.6
     )
-    ax.set(title=f"layer {i}: {config.windows[i]}", xticks=(0, 2048), yticks=(0, 2048) if i == 0 else ())
+    ax.set(title=f"layer {i}: {config.windows[i]}", xticks=(0, 2048), yticks=(0, 2048) if i == 0 else (), xlabel="key")
     ax.grid(visible=False)
 axes[0].set_ylabel("query")
 show(figure, alt="Four squares of queries against keys: in layers 0 to 2 a band of 512 below the diagonal, in layer 3 the "
      "whole triangle.")  # fmt: skip
 seen = [float(visible(positions, positions, window).mean()) for window in config.windows]
-about(100 * sum(seen) / (config.n_layer * seen[3]), 58, within=1, name="% of a full triangle's work that d12 does")
+_ = about(100 * sum(seen) / (config.n_layer * seen[3]), 58, within=1, name="% of a full triangle's work that d12 does")
 
 # %% [markdown] id="windows-explain"
 # Attention itself is then five lines: scores, mask, softmax, average. This is the formula, without any care for
@@ -409,7 +409,7 @@ right.plot(
 right.set(title="The soft cap", xlabel="logit", ylabel="capped logit")
 for ax in (left, right):
     ax.legend(fontsize=8, loc="upper left")
-right.set_ylim(-16, 30)
+right.set_ylim(-16, 38)
 show(figure, alt="Left: relu² beside relu and gelu. Right: the soft cap bends smoothly to plus and minus 15, its slope "
      "falls to zero slowly; the hard clip has a corner.")  # fmt: skip
 
@@ -604,7 +604,7 @@ count_params = mine("model.count_params")
 counts = count_params(GPTConfig())
 looked_up = counts["wte"] + counts["value_embeds"]
 reveal("model.p_tables", 100 * looked_up / counts["total"])
-about(100 * looked_up / counts["total"], 61.5, within=0.1, name="% of d12 that is only looked up")
+_ = about(100 * looked_up / counts["total"], 61.5, within=0.1, name="% of d12 that is only looked up")
 
 # %% [markdown] id="flops-title"
 # ## 11. Counting FLOPs
@@ -671,7 +671,7 @@ for ax in (left, right):
 show(figure, alt="Left: at depth 4 two thirds of the parameters are tables, at depth 32 two fifths. Right: attention's own "
      "products take about 13 % of the FLOPs at depth 12 and less at larger depths.")  # fmt: skip
 print(f"d12: {flops_per_token(models[2]):,} FLOPs a token, d24: {flops_per_token(models[5]):,}")
-about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
+_ = about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
 
 # %% [markdown] id="count-answer"
 # That answers the question at the top. d12 reads a token with 110 million multiplied weights out of 286 million; the
@@ -684,7 +684,7 @@ about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs
 # %% id="count-defect"
 reported = sum(12 * models[2].n_embd * window for window in models[2].windows)
 print(f"the log said {reported:,}, the truth is {flops_per_token(models[2]):,}")
-about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times too small")
+_ = about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times too small")
 
 # %% [markdown] id="count-defect-cost"
 # A run that is told to stop after a given number of FLOPs would have gone on 7.67 times too long and cost 7.67 times
@@ -784,8 +784,8 @@ params, losses = trained()
 figure, ax = new_figure(height=2.3)
 ax.plot(losses, color=BLUE, lw=1)
 ax.axhline(np.log(small.vocab_size), color=FAINT, ls=":")
-ax.text(steps, np.log(small.vocab_size) - 0.1, "guessing: ln 512 = 6.24", ha="right", va="top", color=FAINT)
-ax.set(title="Training the small model", xlabel="step", ylabel="nats per token", ylim=(0, 6.6))
+ax.text(steps - 1, np.log(small.vocab_size) + 0.15, "guessing: ln 512 = 6.24", ha="right", va="bottom", color=FAINT)
+ax.set(title="Training the small model", xlabel="step", ylabel="nats per token", ylim=(0, 7.4))
 show(figure, alt="The training loss falls from 6.2 nats, which is guessing, to about 1.3 over 600 steps.")
 print(f"first step {losses[0]:.2f}, last steps {losses[-10:].mean():.1f} nats a token")
 
@@ -840,6 +840,7 @@ def draw_inside(prompt, layer, head):
     left.imshow(np.asarray(chosen)[:n, :n] ** 0.5, cmap="Blues", vmin=0, vmax=1)
     left.set_xticks(range(n), words, rotation=90, fontsize=6.5)
     left.set_yticks(range(n), words, fontsize=6.5)
+    left.set(xlabel="key", ylabel="query")
     left.set_title(f"Attention, layer {layer}, head: {head}")
     start = max(n - 12, 0)
     chance = np.asarray(jax.nn.softmax(lens, axis=-1))[:, start:n]
@@ -847,7 +848,8 @@ def draw_inside(prompt, layer, head):
     for row in range(n - start):
         for column in range(len(lens)):
             best = strips.visible(tokenizer.decode([int(chance[column, row].argmax())]))
-            right.text(column, row, best, ha="center", va="center", fontsize=8, color=INK)
+            ink = "white" if chance[column, row].max() > 0.8 else INK
+            right.text(column, row, best, ha="center", va="center", fontsize=8, color=ink)
     right.set_xticks(
         range(len(lens)), ["embedding", *(f"layer {i}" for i in range(len(lens) - 2)), "at the end"], fontsize=8
     )
@@ -896,7 +898,7 @@ with torch.no_grad():
     twins = twin.build(small, params)(torch.from_numpy(ids).long()).numpy()
 exponent = float(np.log10(np.abs(logits - twins).max()))
 reveal("model.p_twin", round(exponent))
-about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
+_ = about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
 
 # %% [markdown] id="twin-explain"
 # The difference is a few times the spacing of float32 numbers near 10: two programs that add in another order. That is

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -32,20 +32,37 @@ from importlib.util import find_spec
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from nanochat_lib.attention import MASKED, attention
-from nanochat_lib.course import about, check, choice, explore, fast, mine, note, predict, quiz, reveal, show, slider
+from nanochat_lib.course import (  # noqa: F401
+    about,
+    check,
+    choice,
+    explore,
+    fast,
+    hint,
+    mine,
+    note,
+    predict,
+    quiz,
+    reveal,
+    show,
+    slider,
+    undo,
+)
 from nanochat_lib.course.kernel_picture import draw_step
 from nanochat_lib.course.kernel_view import cost, record
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.hardware import CHIPS
 from nanochat_lib.kernels.flash import EMPTY, FIRST, KEY, LAST, QUERY, Band, dot, flash_attention, run_forward
 from nanochat_lib.presets import preset
-from nanochat_lib.report.plots import BLUE, GREEN, INK, ORANGE, PURPLE, new_figure
+from nanochat_lib.report.plots import BLUE, GREEN, INK, ORANGE, PURPLE, STYLE, new_figure
 
+matplotlib.rcParams.update(STYLE)
 CHIP = {chip.name: chip for chip in CHIPS}
 V6E, V5E = CHIP["v6e"], CHIP["v5e"]
 random = np.random.default_rng(3)
@@ -1013,8 +1030,9 @@ for ax, window in zip(axes, windows, strict=True):
     names = [str(tile) for tile in tile_sizes]
     ax.bar(names, bound * 1e6, color=BLUE, label="roofline")
     ax.bar(names, begin * 1e6, bottom=bound * 1e6, color=ORANGE, label="beginning steps")
-    ax.axhline(3.5 * useful_flops(window) / V6E.peak["bfloat16"] * 1e6, color=INK, linestyle="--", linewidth=1)
-    ax.set(title=f"window {window}", xlabel="tile")
+    floor = 3.5 * useful_flops(window) / V6E.peak["bfloat16"]
+    ax.axhline(floor * 1e6, color=INK, linestyle="--", linewidth=1, label="useful products alone")
+    ax.set(title=f"window {window}", xlabel="tile (tokens a side)")
     best[window] = tile_sizes[int(np.argmin(bound + begin))]
 axes[0].set_ylabel("µs a layer")
 axes[0].legend(fontsize=8)

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -228,9 +228,9 @@ show(
 )
 
 # %% [markdown] id="concat-look"
-# Nothing is lost, but look at the left edge: most rows start in the middle of a document. The model is asked to go on
-# with a sentence whose beginning it cannot see. It is punished for not knowing the unknowable, and it learns to guess
-# at the start of a row. nanochat did it this way until January 2026.
+# Nothing is lost, but look at the left edge: most rows start in the middle of a document, which is blue here. The model
+# is asked to go on with a sentence whose beginning it cannot see. It is punished for not knowing the unknowable, and it
+# learns to guess at the start of a row. nanochat did it this way until January 2026.
 
 # %% [markdown] id="fit-text"
 # ## 3. Best fit
@@ -575,8 +575,9 @@ show(
 )
 
 # %% [markdown] id="resume-look"
-# Every row starts with a new tint. Now the real loader, `PretrainLoader`: the same rule with a faster buffer, batches
-# of (B, T) prepared by a thread ahead of time, and a state with each batch. Stop it after batch 12 and go on.
+# No row begins in blue any more, with the rest of a document from the row before. Now the real loader,
+# `PretrainLoader`: the same rule with a faster buffer, batches of (B, T) prepared by a thread ahead of time, and a state
+# with each batch. Stop it after batch 12 and go on.
 
 
 # %% id="resume-loader"

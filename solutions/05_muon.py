@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
@@ -522,7 +522,8 @@ for ax, name, coefficients in zip(
         zip(spectra_after(G, coefficients), (FAINT, SKY, BLUE, GREEN, ORANGE, RED), strict=True)
     ):
         ax.semilogy(np.arange(1, 65), found, color=colour, label=f"{number} steps")
-    label(ax, name, "number", "singular value" if ax is axes[0] else "", legend=ax is axes[1])
+    label(ax, name, "number, largest first", "singular value" if ax is axes[0] else "", legend=False)
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8.5)
 show(fig, alt="The singular values of the gradient rise step by step to a plateau near 1, with Polar Express sooner.")
 
 # %% [markdown] id="widget-look"
@@ -811,7 +812,7 @@ stack = jnp.stack([gradients[name][0] for name in names]), jnp.stack([params[nam
 zero = init_stack(LAYERS, G.shape)
 ours, _ = jax.jit(muon_step)(*stack, zero, 0.02, 0.95, 0.1)
 theirs, _ = jax.jit(update_stack)(*stack, zero, 0.02, 0.95, 0.1)
-about(
+_ = about(
     float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max()),
     0.0,
     within=1e-4,

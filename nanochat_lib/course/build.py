@@ -16,12 +16,13 @@ from pathlib import Path
 
 from nanochat_lib.course import lock, rules
 from nanochat_lib.course.exercises import for_nbgrader, units
-from nanochat_lib.course.grammar import Cell, for_instructor, for_learner, parse, write
+from nanochat_lib.course.grammar import KEYS, Cell, for_instructor, for_learner, parse
 from nanochat_lib.course.leaks import leaks
 from nanochat_lib.errors import UserError
 from nanochat_lib.storage import atomic_write_text
 
 CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
+PAIR_METADATA = "kernelspec,-jupytext"  # as in chapters/jupytext.toml
 SHOWN = 8  # problems in one message
 
 
@@ -93,10 +94,11 @@ def render(cells: list[Cell], stem: str) -> dict[str, str]:
     """Generated file -> text, for the cells of the chapter called `stem`, e.g. "12_capstone"."""
     cells = for_nbgrader(cells)
     learner = for_learner(cells)
+    opened = notebook(learner, stem)
     files = {
         f"solutions/{stem}.ipynb": notebook(for_instructor(cells), stem),
-        f"chapters/{stem}.py": write(learner),
-        f"chapters/{stem}.ipynb": notebook(learner, stem),
+        f"chapters/{stem}.py": saved_beside(opened),
+        f"chapters/{stem}.ipynb": opened,
     }
     if units(cells):
         files[(rules.CHECKS / f"{rules.topic(stem)}.json").as_posix()] = catalogue(cells, stem)
@@ -130,7 +132,7 @@ def notebook(cells: list[Cell], stem: str) -> str:
         if cell.kind == "code":
             entry |= {"execution_count": None, "outputs": []}
         entries.append(entry)
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     document = {
         "cells": entries,
         "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
@@ -138,6 +140,15 @@ def notebook(cells: list[Cell], stem: str) -> str:
         "nbformat_minor": 5,
     }
     return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def saved_beside(text: str) -> str:
+    """The py:percent file that JupyterLab writes beside the notebook `text`, so that a first save changes nothing."""
+    import jupytext
+
+    pair = jupytext.reads(text, "ipynb")
+    pair.metadata["jupytext"] = {"cell_metadata_filter": ",".join(KEYS), "notebook_metadata_filter": PAIR_METADATA}
+    return jupytext.writes(pair, "py:percent")
 
 
 def cell_ids(cells: list[Cell], stem: str) -> list[str]:

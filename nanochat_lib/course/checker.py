@@ -12,7 +12,7 @@ from nanochat_lib.course import budgets, registry
 from nanochat_lib.course.cases import MISSING, Case, Exercise, raises
 from nanochat_lib.course.causes import likely_cause
 from nanochat_lib.course.compare import Difference, difference
-from nanochat_lib.course.mishaps import TookTooLong, error_cause, error_line, error_words, is_stub, patience
+from nanochat_lib.course.mishaps import TookTooLong, error_cause, error_line, error_words, is_stub, patience, staying
 from nanochat_lib.course.mode import CourseError, strict
 from nanochat_lib.course.notes import recording
 from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, NOT_RUN, PASSED, Result, Row
@@ -102,7 +102,7 @@ def _run(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
     got: object = MISSING
     with recording() as noted:
         try:
-            with patience(PATIENCE):
+            with staying(), patience(PATIENCE):
                 got = budgets.wait(call(fn, *used))
         except (Exception, SystemExit, TookTooLong) as raised:  # whatever a learner's function may raise
             error = raised
@@ -180,11 +180,11 @@ def _budget(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
         raise TypeError(f"{exercise.id}, case {case.name!r}: a ratio needs a library function or against=")
     row = Row(case.name, "budget", PASSED, called=called_with(fn, args))
     try:
-        with patience(2 * PATIENCE):
+        with staying(), patience(2 * PATIENCE):
             over = budgets.over_budget(
                 lambda *a: call(fn, *a), right and (lambda *a: call(right, *a)), args, case.limits, exercise.mutates
             )
-    except (Exception, TookTooLong) as error:
+    except (Exception, SystemExit, TookTooLong) as error:
         row.fail(got=error_words(error), cause=error_cause(error))
         row.where = error_line(error, fn)
         return row

@@ -26,11 +26,13 @@ HEADER = """\
 # ---
 # jupyter:
 #   kernelspec:
-#     display_name: Python 3
+#     display_name: Python 3 (ipykernel)
 #     language: python
 #     name: python3
 # ---
 """
+# Another name of the kernel, as other Jupyters write it, is read too.
+HEADER_READ = re.compile(re.escape(HEADER).replace(re.escape("Python 3 (ipykernel)"), r"[^\n]*"))
 KINDS = {"": "code", "[markdown]": "markdown", "[raw]": "raw"}
 TAGS = ("parameters", "setup", "exercise", "hidden", "hide-input", "raises-exception", "skip-execution")
 KEYS = ("tags", "id", "points", "minutes", "level", "library", "nbgrader")  # nbgrader: written by the build only
@@ -72,7 +74,7 @@ def parse(text: str, name: str) -> list[Cell]:
 def read(text: str, name: str) -> list[Cell]:
     """The cells of any py:percent file with our header and metadata; what stands in them is not checked."""
     text = text.replace("\r\n", "\n").lstrip("\ufeff")
-    if not text.startswith(HEADER):
+    if not HEADER_READ.match(text):
         raise UserError(f"{name}: must start with the header that names the kernel python3:\n{HEADER.rstrip()}")
     lines = text.split("\n")
     first = HEADER.count("\n")
@@ -219,13 +221,8 @@ def secrets(cells: list[Cell]) -> list[str]:
     return [text for text in found if text.strip()]
 
 
-def write(cells: list[Cell]) -> str:
-    """Cells as a py:percent file; `read` reads the same cells back."""
-    return HEADER + "\n" + "\n".join(map(write_cell, cells))
-
-
 def write_cell(cell: Cell) -> str:
-    """One cell as lines of a py:percent file."""
+    """One cell as lines of a py:percent file; `read` reads the same cell back."""
     label = {"code": "", "markdown": " [markdown]", "raw": " [raw]"}[cell.kind]
     meta = "".join(f" {key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.metadata.items())
     body = cell.source

@@ -94,6 +94,7 @@ def draw_copies(ax: Axes, call: Call, step: int) -> None:
     ax.set_yticklabels([one.name for one in call.operands])
     ax.tick_params(labelsize=8)
     ax.set_title("copies over all steps", fontsize=8.5)
+    ax.set_xlabel("step", fontsize=8)
     ax.grid(False)
 
 
@@ -106,4 +107,5 @@ def draw_cost(ax: Axes, call: Call, chip: Chip, useful_flops: float) -> None:
     ax.invert_yaxis()
     ax.tick_params(labelsize=8)
     ax.set_title(f"{chip.name}: score {score:.0f} of 100", fontsize=8.5)
+    ax.set_xlabel("µs", fontsize=8)
     ax.grid(False)

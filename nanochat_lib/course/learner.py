@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nanochat_lib.course import grammar, namespace
 from nanochat_lib.course.exercises import defined
+from nanochat_lib.course.mishaps import staying
 from nanochat_lib.course.names import imports
 from nanochat_lib.errors import UserError
 
@@ -140,9 +141,9 @@ def load(cells: Iterable[LearnerCell], found: Found, wanted: dict[str, str]) -> 
         try:
             ast.parse(source)
             source = source if exercise or "setup" in cell.tags else imports(source)
-            with contextlib.redirect_stdout(io.StringIO()):
+            with staying(), contextlib.redirect_stdout(io.StringIO()):
                 namespace.run(source, label, loaded.names)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             line = f"cell {cell.number} does not run ({type(error).__name__}: {getattr(error, 'msg', error)}{where})"
             if exercise:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from nanochat_lib.course.mode import widgets_wanted
 from nanochat_lib.progress import in_notebook
 
 VOLATILE = {"course": {"volatile": True}}  # metadata of an output that may differ from run to run
@@ -85,10 +86,18 @@ def _show_figure(figure: object, alt: str) -> None:
 
 
 def figure_bundle(figure: object, alt: str) -> tuple[dict, dict]:
-    """(data, metadata) of a display message."""
-    import base64
+    """(data, metadata) of a display message.
 
-    data = {"image/png": base64.b64encode(png(figure)).decode("ascii"), "text/plain": f"[figure: {alt}]"}
+    nbconvert reads the alternative text from the metadata. JupyterLab shows PNGs without it, so there the same picture
+    comes as HTML, too.
+    """
+    import base64
+    from html import escape
+
+    picture = base64.b64encode(png(figure)).decode("ascii")
+    data = {"image/png": picture, "text/plain": f"[figure: {alt}]"}
+    if widgets_wanted():
+        data["text/html"] = f'<img alt="{escape(alt)}" src="data:image/png;base64,{picture}">'
     return data, {"image/png": {"alt": alt}}
 
 

@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from nanochat_lib.report.plots import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE, WIDTH, new_figure
 
@@ -116,6 +117,7 @@ def batch_grid(inputs: np.ndarray, bos_id: int, targets: np.ndarray | None = Non
             ax.set_title(f"{title}: {inputs.shape[0]} rows of {inputs.shape[1]} tokens, grey is not trained")
         ax.set_xlabel("position in the row")
         ax.set_ylabel("row")
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(visible=False)
     return figure
 

@@ -22,7 +22,7 @@ from nanochat_lib.course.grammar import (
     secrets,
     solution,
     stub,
-    write,
+    write_cell,
 )
 from nanochat_lib.errors import UserError
 
@@ -33,6 +33,10 @@ EXERCISE = demo.CHAPTER
 
 def course(tmp_path: Path, text: str = EXERCISE, stem: str = demo.STEM) -> Path:
     return demo.write(tmp_path, text, stem=stem)
+
+
+def write(cells: list[Cell]) -> str:
+    return HEADER + "\n" + "\n".join(map(write_cell, cells))
 
 
 def test_parse_and_write_are_inverse():
@@ -307,3 +311,35 @@ def test_jupyterlab_opens_the_chapters_from_the_projects_root(tmp_path):
         assert len(model["content"]["cells"]) > 30, name
         asyncio.run(manager.save(model, name))
     assert (tmp_path / "solutions" / "12_capstone.py").read_bytes() == source
+
+
+@pytest.mark.parametrize("newer", [".ipynb", ".py"])
+def test_a_first_save_in_jupyterlab_changes_no_line_of_the_py(tmp_path, newer):
+    """Whichever of the two files JupyterLab reads the cells from."""
+    import asyncio
+    import os
+    import shutil
+
+    from ipykernel.kernelspec import get_kernel_dict
+    from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+    from jupytext.async_contentsmanager import build_async_jupytext_contents_manager_class
+
+    shutil.copytree(ROOT / "chapters", tmp_path / "chapters")
+    manager = build_async_jupytext_contents_manager_class(AsyncLargeFileManager)(root_dir=str(tmp_path))
+    language = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "version": "3.12.1"}
+    for path in sorted((tmp_path / "chapters").glob("*.ipynb")):
+        pair = path.with_suffix(".py")
+        built = pair.read_bytes()
+        os.utime(path, (1e9, 1e9 + 0.5 * (newer == ".ipynb")))  # jupytext refuses a difference of more than a second
+        os.utime(pair, (1e9, 1e9 + 0.5 * (newer == ".py")))
+        name = f"chapters/{path.name}"
+        model = asyncio.run(manager.get(name, type="notebook", content=True))
+        spec = {"name": "python3", "language": "python", "display_name": get_kernel_dict()["display_name"]}
+        model["content"]["metadata"] |= {"kernelspec": spec, "language_info": language}
+        asyncio.run(manager.save(model, name))
+        assert pair.read_bytes() == built, f"{pair.name}, {newer} newer"
+
+
+def test_a_learners_py_may_name_its_kernel_differently():
+    other = EXERCISE.replace("Python 3 (ipykernel)", "Python [conda env:course]")
+    assert other != EXERCISE and read(other, "x.py") == read(EXERCISE, "x.py")

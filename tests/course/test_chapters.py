@@ -5,7 +5,9 @@ Two kernels run at a time; a chapter's notebook is executed once for all that is
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from nanochat_lib.course.execute import blemishes, execute, lasting
 from nanochat_lib.course.exercises import calls, units
 from nanochat_lib.course.mutants import answers as right_answers
 from nanochat_lib.course.mutants import in_settings, prepare, wrong_answers
+from nanochat_lib.course.names import imports
 
 ROOT = Path(__file__).parents[2]
 CHAPTERS = {stem: cells for stem, cells in sources(ROOT).items() if units(cells)}  # the capstone has its own tests
@@ -109,14 +112,21 @@ def test_chapter_has_the_parts_that_every_chapter_has(stem):
     assert "?" in cells[0].source and any(c.isdigit() for c in cells[0].source)  # one plain question with a number
     assert "> **Takeaway.**" in words and "What was simplified" in words and "ield lesson" in words
     assert 5 <= len(units(cells)) <= 9
+    # what the course's own messages tell a learner to call is there from the first cell on
+    imported = imports("\n".join(cell.source for cell in code if "setup" in cell.tags))
+    assert all(re.search(rf"\b{name}\b", imported) for name in ("check", "hint", "mine", "quiz", "undo"))
+    assert [cell.metadata.get("id") for cell in code if ends_with_about(cell.source)] == []  # it would show its value
     names = [node.func.id for cell in code for node in every_call(cell.source)]
     assert "explore" in names and "check" in names
     assert sum(1 for cell in code for _ in calls(cell.source, "predict")) >= 1
 
 
-def every_call(source: str):
-    import ast
+def ends_with_about(source: str) -> bool:
+    last = ast.parse(source).body[-1:]
+    return bool(last) and ast.unparse(last[0]).startswith("about(")
 
+
+def every_call(source: str):
     return (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
 
 

@@ -1,6 +1,9 @@
 """A check says which case failed, what was expected, what came, where first, and why, probably."""
 
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import jax
@@ -254,6 +257,23 @@ def test_an_endless_loop_is_stopped(course, monkeypatch) -> None:
 def test_leaving_python_is_only_a_failure(course) -> None:
     course(ONE)
     assert run_cases("demo.merge", lambda *a: exit(3)).rows[0].got.startswith("SystemExit")
+    leave = os._exit
+    row = run_cases("demo.merge", lambda *a: os._exit(0)).rows[0]
+    assert row.got == "SystemExit: os._exit(0) would end Python at once; return a result instead"
+    assert os._exit is leave
+
+
+def test_a_forked_child_still_ends_as_it_does() -> None:
+    program = """if True:
+        import os
+        from nanochat_lib.course.mishaps import staying
+        with staying():
+            if child := os.fork():
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            else:
+                os._exit(7)
+    """
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "7\n"
 
 
 def test_the_same_seed_gives_the_same_arguments_and_another_seed_others(course) -> None:

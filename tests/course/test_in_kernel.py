@@ -19,7 +19,7 @@ module = types.ModuleType("nanochat_lib.course.checks.demo")
 case = example("one pair", ([1, 2, 3, 1, 2], (1, 2), 9), [9, 3, 9])
 module.EXERCISES = [exercise(case)]
 module.QUIZZES = [Quiz("demo.q", "Which?", [Option("this", "no"), Option("that", "yes", right=True)])]
-module.PREDICTIONS = [Prediction("demo.p", "How many?")]
+module.PREDICTIONS = [Prediction("demo.p", "How many?"), Prediction("demo.p2", "How long?", unit="m")]
 sys.modules[module.__name__] = module
 from nanochat_lib.course import check, explore, hint, mine, predict, progress, quiz, reveal, show, slider, volatile
 from nanochat_lib.report.plots import new_figure
@@ -49,6 +49,7 @@ import ipywidgets
 widgets = list(ipywidgets.widgets.widget._instances.values())
 [w for w in widgets if isinstance(w, ipywidgets.IntSlider)][0].value = 9
 [w for w in widgets if isinstance(w, ipywidgets.ToggleButtons)][0].value = "b"
+[w for w in widgets if isinstance(w, ipywidgets.Text)][0].value = "1,500"
 """
 
 DRAW = """
@@ -86,7 +87,10 @@ LIVE = {
     "lab": 'import os\nos.environ["JPY_SESSION_NAME"] = "chapters/01.ipynb"',
     "live explore": DRAW,
     "live quiz": 'quiz("demo.q")',
+    "live guess": 'predict("demo.p2")',
     "touched": TOUCH,
+    "live reveal": 'reveal("demo.p2", 1000)',
+    "live guess again": 'predict("demo.p2")',
     "driven": 'os.environ["NANOCHAT_PROGRESS_FILE"] = os.devnull',
     "driven quiz": 'quiz("demo.q")',
     "off": 'del os.environ["NANOCHAT_PROGRESS_FILE"]; os.environ["COURSE_WIDGETS"] = "0"',
@@ -162,6 +166,18 @@ def test_touching_a_control_redraws_the_picture_that_is_kept(ran) -> None:
                    for name in ("explore", "live explore"))  # fmt: skip
     assert still != live and len(live) > 1000
     assert "Right. (b) that: yes" in text(outputs["live quiz"])
+    assert WIDGET in types(outputs["live guess"]) and text(outputs["live guess"]).startswith("How long?")
+    assert text(outputs["live guess"]).endswith("Your guess: 1,500 m")
+    assert text(outputs["live guess again"]).endswith("Your guess so far: 1,500 m")
+    assert "You guessed 1,500 m; it is 1,000 m." in text(outputs["live reveal"])
+
+
+def test_in_lab_a_figure_has_its_words_as_an_alt_attribute(ran) -> None:
+    outputs, _ = ran
+    (still,), (live,) = ([o for o in outputs[name] if "image/png" in o.get("data", {})]
+                         for name in ("explore", "live explore"))  # fmt: skip
+    assert "text/html" not in still.data, "elsewhere the picture is kept once"
+    assert live.data["text/html"].startswith('<img alt="a rising line" src="data:image/png;base64,')
 
 
 def test_what_differs_from_run_to_run_is_marked(ran) -> None:

@@ -66,6 +66,14 @@ def test_right_and_wrong_answers(course, capsys):
     assert code == 1 and "0 passed, 1 failed, 1 not attempted" in out and "one pair" in out
 
 
+@pytest.mark.parametrize("leave", ["import os; os._exit(0)", "import sys; sys.exit(0)"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_code_that_leaves_python_fails_and_the_rest_goes_on(course, capsys, leave, inside):
+    answer = f"def merge(tokens, pair, new):\n    {leave}" if inside else f"{WRONG}\n{leave}"
+    code, out = said(edited(course, merge=answer, twice=TWICE), capsys)
+    assert code == 1 and "SystemExit" in out and out.endswith("1 passed, 1 failed, 0 not attempted\n")
+
+
 def test_later_exercises_build_on_the_library_where_the_earlier_is_wrong(course, capsys):
     code, out = said(edited(course, merge=WRONG, twice=TWICE), capsys)
     assert code == 1 and "1 passed, 1 failed" in out

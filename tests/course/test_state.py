@@ -11,6 +11,7 @@ from demo_course import exercise, make_course, merge
 
 from nanochat_lib.course import check, hint, predict, progress, quiz, reveal, state
 from nanochat_lib.course.cases import Option, Prediction, Quiz, example
+from nanochat_lib.course.predicting import read_guess
 from nanochat_lib.errors import UserError
 
 ONE = example("one pair", ([1, 2, 3, 1, 2], (1, 2), 9), [9, 3, 9])
@@ -137,6 +138,23 @@ def test_a_guess_stands_beside_the_truth(home, capsys, guess, true, words) -> No
     predict("demo.p", guess)
     reveal("demo.p", true)
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "unit", "guess"),
+    [
+        ("1,500", "", 1500),
+        (" 6.2 nats ", "nats", 6.2),
+        ("12 %", "", 12),
+        ("30%", "%", 30),
+        ("−6", "as a power of ten", -6),
+        ("1e3", "", 1000.0),
+        ("relu, I think", "", "relu, I think"),
+    ],
+)
+def test_a_typed_guess_is_a_number_where_it_can_be(typed, unit, guess) -> None:
+    found = read_guess(typed, unit)
+    assert found == guess and type(found) is type(guess)
 
 
 def test_without_a_guess_only_the_truth(home, capsys) -> None:
