@@ -85,12 +85,18 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
             "place that stays (-s ops.durable=gs://bucket/run, s3://… or a folder of another disk), or accept the loss "
             "(-s ops.ephemeral_ok=true)"
         )
-    for name, value, known in (("sft.mixture", config.sft.mixture, ("primer",)), ("rl.task", config.rl.task, RL_TASKS)):
+
+
+CHAT_DATA = {"sft": ("sft.mixture", ("primer",)), "rl": ("rl.task", ("primer-word-sums", "primer-spelling"))}
+
+
+def check_chat_data(config: RunConfig, *stages: str) -> None:
+    """Raises UserError when a chat stage's data have no loader. The stages before them run all the same."""
+    for stage in stages:
+        name, known = CHAT_DATA[stage]
+        value = presets.flatten(config)[name]
         if value not in known:
             raise UserError(f"{name} {value!r} has no data loader so far; use -s {name}={known[0]}")
-
-
-RL_TASKS = ("primer-word-sums", "primer-spelling")
 
 
 def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, mine: str = "") -> Run:
@@ -427,7 +433,8 @@ class Run:
             from nanochat_lib.preflight import outcome
             from nanochat_lib.pretrain import SAMPLE_PROMPTS, pretrain
 
-            self._check_prompts()
+            if self.config.sft.mixture == "primer":
+                self._check_prompts()
             outcome.predict_here(self.dir, self.config)
             prompts = SAMPLE_PROMPTS if self.config.data.corpus != "primer" else tuple(self.world.sample_prompts())
             return pretrain(self.config, self.load_tokenizer(), self.corpus, self.dir / "base", self.metrics, prompts)
@@ -440,7 +447,9 @@ class Run:
         from nanochat_lib.tasks.primer import chat_eval_tasks, rl_task
 
         tokenizer, config = self.load_tokenizer(), self.config
-        tasks = [*chat_eval_tasks(self.world, 64).values(), rl_task(config.rl.task, self.world, "train")]
+        tasks = list(chat_eval_tasks(self.world, 64).values())
+        if config.rl.task in CHAT_DATA["rl"][1]:
+            tasks.append(rl_task(config.rl.task, self.world, "train"))
         prompts = (render_for_completion(tokenizer, task[i]) for task in tasks for i in range(min(len(task), 64)))
         needed = max(map(len, prompts)) + max(config.rl.max_new_tokens, config.evaluation.chat_max_new_tokens)
         if needed > config.model.sequence_len:
@@ -491,6 +500,7 @@ class Run:
 
     def sft(self) -> StageResult:
         """Fine-tunes the base model on conversations."""
+        check_chat_data(self.config, "sft")
         self._need("tokenizer", "pretrain")
 
         def work() -> dict:
@@ -507,6 +517,7 @@ class Run:
 
     def rl(self) -> StageResult:
         """Improves the fine-tuned model on its RL task."""
+        check_chat_data(self.config, "sft", "rl")
         self._need("tokenizer", "pretrain", "sft")
 
         def work() -> dict:

@@ -85,8 +85,6 @@ def test_a_file_where_the_folder_should_be(tmp_path):
     [
         ("gpu-1-d12", {}, ("is for 1 × any gpu, JAX sees cpu here",)),
         ("tpu-v6e-8-d24", {}, ("8 × v6e tpu",)),
-        ("cpu-smoke", {"rl.task": "gsm8k"}, ("rl.task 'gsm8k'", "primer-word-sums")),
-        ("cpu-smoke", {"sft.mixture": "smoltalk"}, ("sft.mixture", "primer")),
     ],
 )
 def test_what_cannot_run_here_is_said_at_once(tmp_path, preset, changes, words):
@@ -94,6 +92,29 @@ def test_what_cannot_run_here_is_said_at_once(tmp_path, preset, changes, words):
         open_run(tmp_path / "r", presets.override(presets.preset(preset), changes))
     one_line(e, *words)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "words"),
+    [
+        ("rl", {"rl.task": "gsm8k"}, ("rl.task 'gsm8k'", "primer-word-sums")),
+        ("sft", {"sft.mixture": "nanochat"}, ("sft.mixture", "primer")),
+    ],
+)
+def test_a_chat_stage_without_data_is_refused_before_anything_is_spent(tmp_path, stage, changes, words):
+    from nanochat_lib.capstone import run_capstone
+
+    config = presets.override(SMOKE, changes)
+    with pytest.raises(UserError) as e:
+        run_capstone(config, tmp_path / "whole")
+    one_line(e, *words)
+    assert not (tmp_path / "whole").exists()
+    run = open_run(tmp_path / "r", config)  # the stages before it can be run
+    with pytest.raises(UserError) as e:
+        getattr(run, stage)()
+    one_line(e, *words)
+    run.close()
+    assert not (tmp_path / "r" / "stages").exists()
 
 
 def test_a_corrupt_configuration_file_is_named(tmp_path):
