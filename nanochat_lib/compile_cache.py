@@ -10,8 +10,9 @@ import hashlib
 import os
 import platform
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
+
+from nanochat_lib.home import base_dir
 
 MOST_BYTES = 2 << 30  # the programs used longest ago make room
 OFF = "NANOCHAT_COMPILE_CACHE"  # 0: compile every time
@@ -22,10 +23,9 @@ OPTIONS = {
 }
 
 
-def folder(env: Mapping[str, str]) -> Path:
-    """Where this machine's programs are kept: in NANOCHAT_BASE_DIR, or in ~/.cache/nanochat."""
-    base = Path(env.get("NANOCHAT_BASE_DIR") or Path.home() / ".cache" / "nanochat")
-    return base / "compiled" / hashlib.sha256(_features().encode()).hexdigest()[:12]
+def folder() -> Path:
+    """Where this machine's programs are kept."""
+    return base_dir() / "compiled" / hashlib.sha256(_features().encode()).hexdigest()[:12]
 
 
 def _features() -> str:
@@ -46,7 +46,7 @@ def keep_compiled() -> Path | None:
     env = os.environ
     if env.get(OFF) == "0" or "JAX_COMPILATION_CACHE_DIR" in env or env.get("JAX_ENABLE_COMPILATION_CACHE") == "0":
         return None
-    place = folder(env)
+    place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
         probe = place / f"probe-{uuid.uuid4().hex[:8]}"

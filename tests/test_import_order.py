@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors progress compile_cache beside preempted stopping launch allocator rendezvous runtime distributed hardware
-    sizing run_config settings presets price schedules doctor storage status stall finish supervise hub
+    errors home progress compile_cache beside preempted stopping launch allocator rendezvous runtime distributed
+    hardware sizing run_config settings presets price schedules doctor storage status stall finish supervise hub
     tokenizer_input bpe tokenizer compression conversation
     prefetch parquet corpus_base primer corpus_files shards corpus
     packing streams shares supply loader

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from nanochat_lib.errors import UserError
-from nanochat_lib.hub.sets import SETS, DataSet, Shards, data_home, named
+from nanochat_lib.home import base_dir
+from nanochat_lib.hub.sets import SETS, DataSet, Shards, named
 
 WORKERS, MOST_WORKERS = 4, 32
 WAIT = 3600.0  # seconds for another process that fetches the same
@@ -33,7 +34,7 @@ def show(args: argparse.Namespace) -> None:
     from nanochat_lib.hub.local import bytes_here
     from nanochat_lib.hub.pool import format_bytes
 
-    print(f"in {data_home()} (NANOCHAT_BASE_DIR)")
+    print(f"in {base_dir()} (NANOCHAT_BASE_DIR)")
     for entry in SETS.values():
         whole, partial = bytes_here(entry)
         size = format_bytes(whole) if whole else "-"
@@ -53,7 +54,7 @@ def _state(entry: DataSet) -> str:
         words = ["all there"] if not missing else ["nothing there"] if not whole and not bad else []
         words += [f"missing: {', '.join(absent)}"] if absent and not words else []
         return "; ".join([*words, *bad])
-    here, known, folder = shards_here(entry), sizes(), data_home() / entry.where
+    here, known, folder = shards_here(entry), sizes(), base_dir() / entry.where
     if not here:
         return "nothing there"
     bad = {name: problem for name in here if (problem := file_problem(folder / name, known))}

@@ -8,9 +8,10 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub.fetch import Remote
 from nanochat_lib.hub.local import MANIFEST
-from nanochat_lib.hub.sets import DataSet, OneFile, Tasks, data_home
+from nanochat_lib.hub.sets import DataSet, OneFile, Tasks
 from nanochat_lib.storage import (
     atomic_write_json,
     check_room,
@@ -34,7 +35,7 @@ def finish(entry: DataSet, remotes: list[Remote], failed: Collection[str]) -> No
             names = sorted(remote.path.name for remote in remotes if remote.path.parent == folder)
             atomic_write_json(folder / MANIFEST, names)
     elif isinstance(entry, OneFile) and entry.file.endswith(".zip") and not failed:
-        unpack(data_home() / entry.file, data_home() / entry.where)
+        unpack(base_dir() / entry.file, base_dir() / entry.where)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub import ledger
 from nanochat_lib.hub.local import file_problem, lacking
-from nanochat_lib.hub.sets import DataSet, OneFile, Shards, data_home
+from nanochat_lib.hub.sets import DataSet, OneFile, Shards
 from nanochat_lib.storage import check_room, clear_disk_errors
 
 NAMED = 5  # missing files that a message names
@@ -30,7 +31,7 @@ def alone(entry: DataSet, wait: float) -> Iterator[None]:
     """
     import fcntl
 
-    path = data_home() / f".{entry.name}.lock"
+    path = base_dir() / f".{entry.name}.lock"
     with clear_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = open(path, "a", encoding="utf-8")
@@ -44,7 +45,7 @@ def alone(entry: DataSet, wait: float) -> Iterator[None]:
                 waited = time.monotonic() - began
             if waited >= wait:
                 raise UserError(
-                    f"another process has been fetching {entry.name} into {data_home()} for {waited:.0f} s or more: "
+                    f"another process has been fetching {entry.name} into {base_dir()} for {waited:.0f} s or more: "
                     "wait for it, end it, or allow more with --wait SECONDS"
                 )
             if not told:
@@ -73,7 +74,7 @@ def _missing(entry: DataSet, shards: int) -> dict[str, str]:
     """`lacking`, told to the user."""
     missing = lacking(entry, shards)
     if not missing:
-        say(f"{entry.name}: all there, in {data_home() / entry.where}")
+        say(f"{entry.name}: all there, in {base_dir() / entry.where}")
     for part, problem in missing.items():
         if problem != "missing":
             say(f"{entry.name}: {part} will be fetched again: {problem}")
@@ -87,7 +88,7 @@ def _refuse_offline(missing: dict[DataSet, dict[str, str]]) -> None:
     if HF_HUB_OFFLINE:
         more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
         raise UserError(
-            f"offline mode (HF_HUB_OFFLINE) and {', '.join(names[:NAMED])}{more} not in {data_home()}: "
+            f"offline mode (HF_HUB_OFFLINE) and {', '.join(names[:NAMED])}{more} not in {base_dir()}: "
             "unset it, or copy them there"
         )
 
@@ -116,9 +117,9 @@ def _get(entries: list[DataSet], shards: int, workers: int) -> int:
     wanted = [remote for remotes in found.values() for remote in remotes if not _is_here(remote, known)]
     if wanted:
         size = sum(remote.size or 0 for remote in wanted)
-        check_room(data_home(), max(size - sum(remote.here() for remote in wanted), 0))
+        check_room(base_dir(), max(size - sum(remote.here() for remote in wanted), 0))
         told = format_bytes(size) if all(remote.size for remote in wanted) else "size unknown"
-        say(f"fetching {len(wanted):,} file{'s' * (len(wanted) > 1)}, {told}, into {data_home()}")
+        say(f"fetching {len(wanted):,} file{'s' * (len(wanted) > 1)}, {told}, into {base_dir()}")
         failed |= download(wanted, workers)
     for entry, remotes in found.items():
         finish(entry, remotes, failed.keys() & {remote.label for remote in remotes})

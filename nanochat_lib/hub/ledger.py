@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from nanochat_lib.hub.sets import data_home
+from nanochat_lib.home import base_dir
 
 NAME = "downloads.jsonl"
 TELLING = 1 << 24  # bytes from which a download says how fast the line is
@@ -19,7 +19,7 @@ TELLING = 1 << 24  # bytes from which a download says how fast the line is
 
 def _append(record: dict) -> None:
     with contextlib.suppress(OSError):  # the data are what matters; on a full disk the note is lost, not the file
-        handle = os.open(data_home() / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(base_dir() / NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(handle, json.dumps(record).encode() + b"\n")
         finally:
@@ -29,7 +29,7 @@ def _append(record: dict) -> None:
 def _records() -> list[dict]:
     records = []
     with contextlib.suppress(OSError):
-        for line in (data_home() / NAME).read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (base_dir() / NAME).read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 if isinstance(record := json.loads(line), dict):
                     records.append(record)
@@ -38,11 +38,11 @@ def _records() -> list[dict]:
 
 def note_file(path: Path, size: int, sha256: str | None) -> None:
     """Remembers a verified file: its size in bytes and, where the hub gave one, its sha256."""
-    _append({"file": path.relative_to(data_home()).as_posix(), "size": size, "sha256": sha256})
+    _append({"file": path.relative_to(base_dir()).as_posix(), "size": size, "sha256": sha256})
 
 
 def sizes() -> dict[str, int]:
-    """{path below data_home(): bytes} of every file that was verified here."""
+    """{path below base_dir(): bytes} of every file that was verified here."""
     return {r["file"]: r["size"] for r in _records() if isinstance(r.get("size"), int) and "file" in r}
 
 

@@ -8,8 +8,9 @@ import zlib
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub import ledger
-from nanochat_lib.hub.sets import DataSet, OneFile, Shards, data_home
+from nanochat_lib.hub.sets import DataSet, OneFile, Shards
 from nanochat_lib.storage import TEMPORARY, read_json, verify_manifest
 
 MANIFEST = "manifest.json"  # of a split: the list of its files, written last
@@ -58,7 +59,7 @@ def file_problem(path: Path, known: dict[str, int]) -> str:
     if not path.is_file():
         return "missing"
     size = path.stat().st_size
-    was = known.get(path.relative_to(data_home()).as_posix(), size)
+    was = known.get(path.relative_to(base_dir()).as_posix(), size)
     if size != was:
         return f"{size:,} bytes instead of {was:,}"
     return content_problem(path, path.suffix)
@@ -79,7 +80,7 @@ def _split_problem(folder: Path, known: dict[str, int]) -> str:
 
 def lacking(entry: DataSet, shards: int = 0) -> dict[str, str]:
     """{part: what is wrong with it} of the parts that must be fetched; a part is a shard, a split, or the one file."""
-    folder, known = data_home() / entry.where, ledger.sizes()
+    folder, known = base_dir() / entry.where, ledger.sizes()
     if isinstance(entry, OneFile):
         if entry.file.endswith(".zip"):
             problems = verify_manifest(folder, checksums=False) if folder.exists() else ["missing"]
@@ -93,15 +94,15 @@ def lacking(entry: DataSet, shards: int = 0) -> dict[str, str]:
 
 def shards_here(entry: Shards) -> list[str]:
     """Names of the shards on disk, usable or not, the validation shard included."""
-    folder = data_home() / entry.where
+    folder = base_dir() / entry.where
     return sorted(path.name for path in folder.glob("shard_*.parquet"))
 
 
 def bytes_here(entry: DataSet) -> tuple[int, int]:
     """(bytes of finished files, bytes of unfinished ones) on disk."""
-    path = data_home() / entry.where
+    path = base_dir() / entry.where
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path] if path.is_file() else []
     if isinstance(entry, OneFile):
-        files += list(data_home().glob(f"{entry.file}{TEMPORARY}*"))
+        files += list(base_dir().glob(f"{entry.file}{TEMPORARY}*"))
     sizes = [(TEMPORARY in file.name, file.stat().st_size) for file in files]
     return sum(size for part, size in sizes if not part), sum(size for part, size in sizes if part)

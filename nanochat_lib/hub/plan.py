@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub import ledger
 from nanochat_lib.hub.local import bytes_here, lacking
-from nanochat_lib.hub.sets import DataSet, Shards, data_home
+from nanochat_lib.hub.sets import DataSet, Shards
 from nanochat_lib.presets import RunConfig, preset
 from nanochat_lib.progress import format_seconds
 from nanochat_lib.storage import free_bytes
@@ -65,11 +66,11 @@ def print_plan(entries: list[DataSet], shards: int, preset_name: str | None) -> 
         )
         total += max(len(missing) * entry.shard_bytes - bytes_here(entry)[1], 0)
     if total:
-        print(f"to fetch: about {format_bytes(total)}; {format_bytes(free_bytes(data_home()))} are free on that disk")
+        print(f"to fetch: about {format_bytes(total)}; {format_bytes(free_bytes(base_dir()))} are free on that disk")
         rate = ledger.last_rate()
         if rate is None:
             print("time: unknown until something was fetched here")
         else:
             speed, when = rate
             print(f"time: about {format_seconds(total / speed)} at {format_bytes(speed)}/s (measured here, {when})")
-    print(f"into {data_home()}")
+    print(f"into {base_dir()}")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.utils import hf_raise_for_status
 
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub.fetch import Remote
 from nanochat_lib.hub.patience import GaveUp, patiently, words
-from nanochat_lib.hub.sets import PARQUET_REVISION, DataSet, OneFile, Shards, Tasks, data_home
+from nanochat_lib.hub.sets import PARQUET_REVISION, DataSet, OneFile, Shards, Tasks
 
 AT_ONCE = 500  # paths in one question to the hub
 
@@ -37,7 +38,7 @@ def _hub_file(repo: str, revision: str, label: str, below: str, found: object) -
     url = hf_hub_url(repo, name, repo_type="dataset", revision=revision, endpoint=constants.ENDPOINT)
     size = lfs.size if lfs else found.size
     sha256 = lfs.sha256 if lfs else None
-    return Remote(label, data_home() / below, url, size, sha256, sha256 or found.blob_id or "", hub=True)
+    return Remote(label, base_dir() / below, url, size, sha256, sha256 or found.blob_id or "", hub=True)
 
 
 def _shards(entry: Shards, parts: list[str], say: Callable[[str], None]) -> tuple[list[Remote], dict[str, str]]:
@@ -94,4 +95,4 @@ def _one_file(entry: OneFile, say: Callable[[str], None]) -> Remote:
     headers = patiently(ask, say)
     length = headers.get("Content-Length", "")
     size = int(length) if length.isdigit() else None
-    return Remote(entry.name, data_home() / entry.file, entry.url(), size, None, headers.get("ETag", ""), hub=False)
+    return Remote(entry.name, base_dir() / entry.file, entry.url(), size, None, headers.get("ETag", ""), hub=False)

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.settings import nearest
 
 PARQUET_REVISION = "refs/convert/parquet"  # where the hub keeps every data set as <subset>/<split>/NNNN.parquet
 FILES_URL = "https://karpathy-public.s3.us-west-2.amazonaws.com"  # nanochat's own files; NANOCHAT_FILES_URL: a mirror
-
-
-def data_home() -> Path:
-    """The folder of all downloaded data: NANOCHAT_BASE_DIR, else ~/.cache/nanochat, as nanochat has it."""
-    given = os.environ.get("NANOCHAT_BASE_DIR")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "nanochat"
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,7 @@ class Shards:
     name: str
     about: str
     repo: str
-    where: str  # below data_home()
+    where: str  # below base_dir()
     last: int  # index of the validation shard = how many training shards there are
     shard_bytes: float  # of a typical shard
 
@@ -117,4 +112,4 @@ def named(name: str) -> DataSet:
 
 def path_of(name: str) -> Path:
     """Where the data set lies, there or not: the shards' folder, that of `<subset>/<split>/`, the bundle, the file."""
-    return data_home() / named(name).where
+    return base_dir() / named(name).where

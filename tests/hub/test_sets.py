@@ -10,10 +10,11 @@ from samples import SHARDS
 
 from nanochat_lib.cli import build_parser, main
 from nanochat_lib.errors import UserError
+from nanochat_lib.home import base_dir
 from nanochat_lib.hub import commands, ledger, local
 from nanochat_lib.hub.plan import shards_for
 from nanochat_lib.hub.pool import format_bytes
-from nanochat_lib.hub.sets import SETS, Shards, data_home, path_of
+from nanochat_lib.hub.sets import SETS, Shards, path_of
 from nanochat_lib.presets import override, preset
 
 
@@ -35,9 +36,9 @@ def test_where_data_lie(home, monkeypatch) -> None:
     assert path_of("mmlu") == home / "task_data/cais--mmlu" and path_of("core") == home / "eval_bundle"
     monkeypatch.setenv("NANOCHAT_BASE_DIR", "~/data")
     monkeypatch.setenv("HOME", str(home))
-    assert data_home() == home / "data"
+    assert base_dir() == home / "data"
     monkeypatch.delenv("NANOCHAT_BASE_DIR")
-    assert data_home() == home / ".cache/nanochat"
+    assert base_dir() == home / ".cache/nanochat"
     with pytest.raises(UserError, match="unknown data set 'climbmx'; did you mean climbmix?"):
         path_of("climbmx")
 
