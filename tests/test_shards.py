@@ -1,5 +1,6 @@
 """Corpora of shards: nothing but footers at the start, shares of row groups, exact resume, buckets that fail."""
 
+import gc
 import json
 import signal
 import sys
@@ -116,7 +117,7 @@ def test_opening_reads_the_ends_of_files_only():
     for path, start, end in Shaky.requests:
         assert end == sizes[path] and end - start == min(parquet.TAIL, end) < sizes[path]
     assert corpus.num_documents("train") == 256 and corpus.report.documents == 320
-    assert corpus.report.characters == 320 * 8000  # from the footers
+    assert corpus.report.characters == pytest.approx(320 * 8000, rel=0.001)  # from the footers
     assert "shard_4.parquet" in corpus.report.notes[0]
     Shaky.requests.clear()
     corpus.read_group("train", 3)
@@ -399,7 +400,7 @@ def test_a_state_of_another_corpus_is_refused(change):
 @given(layouts, st.lists(st.integers(1, 5), min_size=2, max_size=4), st.sampled_from([1, 2]), st.data())
 def test_another_number_of_processes_reads_nothing_twice_and_leaves_nothing_out(layout, worlds, epochs, data):
     corpus = corpus_of(layout)
-    worlds = [world for world in worlds if world <= count_groups(layout)]
+    worlds = [min(world, count_groups(layout)) for world in worlds]
     states, texts, read = [], [], 0
     for world in worlds:
         shares = [open_share(corpus, "train", rank, world, epochs) for rank in range(world)]
@@ -552,6 +553,14 @@ def test_closing_a_loader_ends_its_threads():
         next(stream)
         stream.close()
         assert not [t for t in threading.enumerate() if "_produce" in t.name]
+    stream = PretrainLoader(corpus, TOKENIZER, "train", 1, 5, 1, epochs=None)
+    share = open_share(corpus, "train", 0, 1, None)
+    share.fetch(1)
+    next(stream)
+    assert len([t for t in threading.enumerate() if "_produce" in t.name]) == 3
+    del stream, share  # forgotten, not closed
+    gc.collect()
+    assert not [t for t in threading.enumerate() if "_produce" in t.name]
 
 
 def test_very_large_row_groups_are_not_read_ahead(monkeypatch):
@@ -564,7 +573,7 @@ def test_very_large_row_groups_are_not_read_ahead(monkeypatch):
 
 
 def test_a_missing_package_names_the_extra():
-    fsspec.register_implementation("nopackage", "no_such_package.Files", errstr="Please install nopackagefs")
+    fsspec.register_implementation("nopackage", "no_such_package.Files", errtxt="Please install nopackagefs")
     message = error("nopackage://bucket/shards")
     assert "nopackagefs" in message and "NANOCHAT_EXTRAS=cloud" in message
     assert "nosuchkind" in error("nosuchkind://bucket") and "gs://" in error("nosuchkind://bucket")
