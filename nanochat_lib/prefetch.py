@@ -87,4 +87,5 @@ def _produce(source: Generator[Any, None, None], out: queue.Queue, stop: threadi
 
 def _stop(stop: threading.Event, thread: threading.Thread) -> None:
     stop.set()
-    thread.join(timeout=10)
+    if thread is not threading.current_thread():  # the last reference may go anywhere, also in the thread itself
+        thread.join(timeout=10)

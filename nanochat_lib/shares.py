@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, count, islice, takewhile
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,22 @@ class EveryDocument(Cursor):
             texts.close()  # a generator may hold a file open
 
 
+@dataclass(frozen=True)
+class Readings:
+    """Row groups, as items 0, 1, 2, … without end: item p is row group p % size, in its epoch p // size."""
+
+    rows: Sequence[int]  # of each row group
+    starts: Sequence[int]  # the first document of each, and how many there are at the end
+    limit: int | None  # documents that all processes together may read
+
+    def allowed(self, item: int) -> int:
+        """How many rows of an item may be read before the limit."""
+        epoch, number = divmod(item, len(self.rows))
+        if self.limit is None:
+            return self.rows[number]
+        return max(min(self.rows[number], self.limit - epoch * self.starts[-1] - self.starts[number]), 0)
+
+
 class EveryRowGroup:
     """Row groups rank, rank + world, … of a corpus of shards, counted through over all shards and epochs.
 
@@ -80,9 +97,10 @@ class EveryRowGroup:
 
     def __init__(self, corpus: ShardCorpus, split: str, rank: int, world: int, epochs: float | None) -> None:
         self.corpus, self.split, self.rank, self.world = corpus, split, rank, world
-        self.groups, self.starts = corpus.groups(split), corpus.starts(split)
-        self.size, self.documents = len(self.groups), self.starts[-1]
-        self.limit = None if epochs is None else math.ceil(epochs * self.documents)  # documents of all processes
+        self.groups = corpus.groups(split)
+        self.size, self.documents = len(self.groups), corpus.num_documents(split)
+        limit = None if epochs is None else math.ceil(epochs * self.documents)
+        self.readings = Readings([group.rows for group in self.groups], corpus.starts(split), limit)
         if not 0 <= rank < world:
             raise UserError(f"rank {rank} of world {world}: rank counts from 0 to world - 1")
         if self.size < world:
@@ -100,7 +118,7 @@ class EveryRowGroup:
 
     @property
     def goal(self) -> int:
-        return self.limit or self.documents
+        return self.readings.limit or self.documents
 
     @property
     def epoch(self) -> int:
@@ -121,28 +139,20 @@ class EveryRowGroup:
 
     def fetch(self, most: int) -> tuple[int, list[str]]:
         """The next rows of one row group, as nanochat fetches them; those without text are left out."""
-        while self.pending or self.allowed(self.position):
+        while self.pending or self.readings.allowed(self.position):
             if not self.pending:
                 self.pending.append([self.position, 0])
                 self.position += self.world
             item, row = self.pending[0]
-            end = min(row + most, self.allowed(item))
+            end = min(row + most, self.readings.allowed(item))
             if row < end:
                 chunk = self._rows(item)[row:end]
                 self.pending[0][1], self.newest, self.read = end, item, self.read + len(chunk)
-            if end == self.allowed(item) or row >= end:
+            if end == self.readings.allowed(item) or row >= end:
                 del self.pending[0]
             if row < end:
                 return len(chunk), [text for text in chunk if text is not None]
         return 0, []
-
-    def allowed(self, item: int) -> int:
-        """How many rows of an item may be read before the limit."""
-        epoch, number = divmod(item, self.size)
-        rows = self.groups[number].rows
-        if self.limit is None:
-            return rows
-        return max(min(rows, self.limit - epoch * self.documents - self.starts[number]), 0)
 
     def _rows(self, item: int) -> list[str | None]:
         if item != self._item:
@@ -152,10 +162,11 @@ class EveryRowGroup:
         return self._texts
 
     def _coming(self) -> Iterator[int]:
-        """The row groups that will be asked for, in order; another thread runs ahead in it, so it follows no change."""
-        begun = [item for item, row in self.pending if row < self.allowed(item)]
-        later = takewhile(self.allowed, count(self.position, self.world))
-        return (item % self.size for item in chain(begun, later))
+        """The row groups that will be asked for, in order. Knows nothing of this object: a thread runs ahead in it."""
+        allowed, size = self.readings.allowed, self.size
+        begun = [item for item, row in self.pending if row < allowed(item)]
+        later = takewhile(allowed, count(self.position, self.world))
+        return (item % size for item in chain(begun, later))
 
     def close(self) -> None:
         """Ends the reading thread; the next `fetch` begins a new one."""
@@ -196,6 +207,6 @@ def smallest_share(corpus: Corpus, split: str, world: int, epochs: float) -> int
     if isinstance(share, EveryDocument):
         return share.goal // world
     totals = [0] * world
-    for item in takewhile(share.allowed, count()):
-        totals[item % world] += share.allowed(item)
+    for item in takewhile(share.readings.allowed, count()):
+        totals[item % world] += share.readings.allowed(item)
     return min(totals)

@@ -1,5 +1,6 @@
 """Corpora of shards: nothing but footers at the start, shares of row groups, exact resume, buckets that fail."""
 
+import gc
 import json
 import signal
 import sys
@@ -116,7 +117,7 @@ def test_opening_reads_the_ends_of_files_only():
     for path, start, end in Shaky.requests:
         assert end == sizes[path] and end - start == min(parquet.TAIL, end) < sizes[path]
     assert corpus.num_documents("train") == 256 and corpus.report.documents == 320
-    assert corpus.report.characters == 320 * 8000  # from the footers
+    assert corpus.report.characters == pytest.approx(320 * 8000, rel=0.001)  # from the footers
     assert "shard_4.parquet" in corpus.report.notes[0]
     Shaky.requests.clear()
     corpus.read_group("train", 3)
@@ -257,8 +258,8 @@ def test_unusable_documents_are_left_out_and_counted_once(tmp_path):
     ]
     with PretrainLoader(corpus, TOKENIZER, "train", 1, 4, 1, epochs=None, prefetch=0) as stream:
         steps = list(islice(step_batches(stream, 1), 6))
-        assert stream.dropped == 4 * stream.epoch  # once a reading
-    assert steps[-1].log == {"shard": "a:1", "skipped": stream.dropped} and "skipped" not in steps[0].log
+        assert stream.dropped == 4 * stream.epoch == 12  # once a reading
+    assert steps[0].log == {"shard": "a:0", "skipped": 2} and steps[-1].log == {"shard": "a:1", "skipped": 12}
 
 
 # ---- shares
@@ -395,11 +396,11 @@ def test_a_state_of_another_corpus_is_refused(change):
         PretrainLoader(corpus, TOKENIZER, "train", 1, 5, 1, epochs=None, state=state)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(layouts, st.lists(st.integers(1, 5), min_size=2, max_size=4), st.sampled_from([1, 2]), st.data())
 def test_another_number_of_processes_reads_nothing_twice_and_leaves_nothing_out(layout, worlds, epochs, data):
     corpus = corpus_of(layout)
-    worlds = [world for world in worlds if world <= count_groups(layout)]
+    worlds = [min(world, count_groups(layout)) for world in worlds]
     states, texts, read = [], [], 0
     for world in worlds:
         shares = [open_share(corpus, "train", rank, world, epochs) for rank in range(world)]
@@ -479,8 +480,9 @@ def test_small_corpora_say_where_they_are_too(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(f"text {i}" for i in range(30)))
     (tmp_path / "b.txt").write_text("\n\n".join(f"more {i}" for i in range(30)))
     with PretrainLoader(opened(tmp_path), TOKENIZER, "train", 1, 8, 1, epochs=1, fetch_docs=1, prefetch=0) as batches:
-        found = [step.log["shard"] for step in islice(step_batches(batches, 1), 40)]
-    assert set(found) == {"a", "b"} and found == sorted(found)
+        logs = [step.log for step in islice(step_batches(batches, 1), 25)]
+    found = [log.pop("shard") for log in logs]
+    assert not any(logs) and set(found) == {"a", "b"} and found == sorted(found)
 
 
 # ---- buckets
@@ -552,6 +554,14 @@ def test_closing_a_loader_ends_its_threads():
         next(stream)
         stream.close()
         assert not [t for t in threading.enumerate() if "_produce" in t.name]
+    stream = PretrainLoader(corpus, TOKENIZER, "train", 1, 5, 1, epochs=None)
+    share = open_share(corpus, "train", 0, 1, None)
+    share.fetch(1)
+    next(stream)
+    assert len([t for t in threading.enumerate() if "_produce" in t.name]) == 3
+    del stream, share  # forgotten, not closed
+    gc.collect()
+    assert not [t for t in threading.enumerate() if "_produce" in t.name]
 
 
 def test_very_large_row_groups_are_not_read_ahead(monkeypatch):
@@ -564,7 +574,7 @@ def test_very_large_row_groups_are_not_read_ahead(monkeypatch):
 
 
 def test_a_missing_package_names_the_extra():
-    fsspec.register_implementation("nopackage", "no_such_package.Files", errstr="Please install nopackagefs")
+    fsspec.register_implementation("nopackage", "no_such_package.Files", errtxt="Please install nopackagefs")
     message = error("nopackage://bucket/shards")
     assert "nopackagefs" in message and "NANOCHAT_EXTRAS=store" in message
     assert "nosuchkind" in error("nosuchkind://bucket") and "gs://" in error("nosuchkind://bucket")
