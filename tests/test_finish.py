@@ -111,8 +111,10 @@ def test_a_command_that_fails_says_that_the_machine_is_still_on(tmp_path, machin
 
 
 def test_ctrl_c_in_the_delay_keeps_the_machine(tmp_path, machine, capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background may be deaf to it
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     end(tmp_path, ops=OpsConfig(on_finish="shutdown", finish_seconds=30.0))
+    signal.signal(signal.SIGINT, before)
     assert machine() == [] and "the machine stays on" in capsys.readouterr().err
     assert status.read(tmp_path)["state"] == "done"
 

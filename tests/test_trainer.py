@@ -187,6 +187,8 @@ def test_metrics_survive_a_line_cut_short(tmp_path):
     with open(log.path, "a") as out:
         out.write('{"stage": "pretrain", "st')
     assert log.read() == [{"stage": "pretrain", "step": 1, "loss": 2.5, "mfu": None}]
+    log.start("pretrain", 7, 1)  # a start after the checkpoint that this one goes back to: it was, and cost time
+    log.append(stage="pretrain", step=8, loss=2.0)
     log.rewind("pretrain", 1)
-    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1]
+    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 7]
     assert plain(np.int64(3)) == 3 and plain(float("inf")) is None

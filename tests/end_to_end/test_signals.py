@@ -18,18 +18,20 @@ from tiny import ROOT, SETTINGS, corpus, ended, reached, start
 from nanochat_lib import checkpoint
 
 GRACE = 2  # seconds; where a phase cannot be left, the process is ended after it
-UNTIL_THE_END = 12  # seconds from the signal on a busy machine, where nothing has to be waited for
+UNTIL_THE_END = 20  # seconds from the signal on a busy machine, where nothing has to be waited for
 TOOK = []  # (phase, seconds until the end), printed when all is done
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A run with tokenizer, base and chat model, and a compilation cache."""
+    """A run with a tokenizer and a model, and a compilation cache."""
     folder = tmp_path_factory.mktemp("base")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    settings = f"--run-dir run {SETTINGS} --corpus {corpus(folder)} -s pretrain.steps=4 -s sft.steps=2"
-    assert ended(start(f"sft {settings}", folder / "out"))[0] == 0, (folder / "out").read_text()
+    settings = f"--run-dir run {SETTINGS} --corpus {corpus(folder)} -s pretrain.steps=4"
+    assert ended(start(f"pretrain {settings}", folder / "out"))[0] == 0, (folder / "out").read_text()
+    shutil.copytree(folder / "run/base", folder / "run/sft")  # RL starts from any model
+    shutil.copy(folder / "run/stages/pretrain.json", folder / "run/stages/sft.json")
     yield folder
     del os.environ["JAX_COMPILATION_CACHE_DIR"], os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]
     for phase, seconds in TOOK:
@@ -39,7 +41,7 @@ def base(tmp_path_factory):
 class Tried:
     """A command in a fresh copy of the base run that was sent signals in one of its phases."""
 
-    def __init__(self, base, tmp_path, command, door, *signals, pause=2.5, keep=(), stages=(), grace=GRACE, **options):
+    def __init__(self, base, tmp_path, command, door, *signals, pause=2.5, keep=(), stages=(), grace=90, **options):
         self.folder = tmp_path / "run"
         shutil.copytree(base / "run", self.folder)
         for name in {"base", "sft"} - set(keep):
@@ -103,7 +105,7 @@ def test_in_a_step_it_is_finished_and_saved(base, tmp_path, number, code, word):
 @pytest.mark.parametrize("command", ["pretrain", "eval"])
 def test_where_nothing_is_lost_it_ends_on_the_spot(base, tmp_path, command):
     door, keep = {"pretrain": ("setup", ()), "eval": ("score", ("base", "sft"))}[command]
-    options = {"keep": keep, "stages": ("pretrain", "sft") if keep else (), "hold": 60.0, "grace": 60}
+    options = {"keep": keep, "stages": ("pretrain", "sft") if keep else (), "hold": 100.0}
     tried = Tried(base, tmp_path, command, door, TERM, **options)
     assert tried.code == 75 and tried.seconds < UNTIL_THE_END, tried.said
     assert "nanochat: stopped by SIGTERM; the same command goes on" in tried.said
@@ -116,7 +118,7 @@ def test_a_compiler_that_comes_to_an_end_is_waited_for(base, tmp_path):
 
 
 def test_a_compiler_that_does_not_is_ended_with_the_grace_time(base, tmp_path):
-    tried = Tried(base, tmp_path, "pretrain", "compiler", INT, hold=100.0, settings=steps())
+    tried = Tried(base, tmp_path, "pretrain", "compiler", INT, hold=100.0, grace=GRACE, settings=steps())
     assert tried.code == 130 and GRACE - 1 < tried.seconds < GRACE + UNTIL_THE_END, tried.said
     assert "it was compiling still and is ended: nothing was saved so far" in tried.said
     assert tried.saved() is None and tried.status["state"] == "preempted" and "compiling" in tried.status["reason"]
@@ -124,7 +126,7 @@ def test_a_compiler_that_does_not_is_ended_with_the_grace_time(base, tmp_path):
 
 def test_data_that_do_not_come_lose_what_the_save_interval_allows(base, tmp_path):
     settings = steps(**{"pretrain.save_every": 2})
-    tried = Tried(base, tmp_path, "pretrain", "reading", TERM, at=9, hold=100.0, settings=settings)
+    tried = Tried(base, tmp_path, "pretrain", "reading", TERM, at=9, hold=100.0, grace=GRACE, settings=settings)
     assert tried.code == 75 and tried.seconds < GRACE + UNTIL_THE_END, tried.said
     step = tried.saved()
     assert step > 0 and f"it was busy still and is ended: step {step}, the last that is saved, counts" in tried.said
@@ -140,11 +142,11 @@ def test_an_evaluation_ends_between_two_batches(base, tmp_path, first):
     assert not [r for r in tried.metrics if r.get("event") == "eval" and r["step"] == 2]
 
 
-@pytest.mark.parametrize("at", [1, 9])
-def test_rollouts_and_their_evaluation_end_between_two_chunks(base, tmp_path, at):
+@pytest.mark.parametrize(("door", "at"), [("sampling", 1), ("rollout", 2)])
+def test_rollouts_and_their_evaluation_end_between_two_chunks(base, tmp_path, door, at):
     settings = {"rl.steps": 50, "rl.save_every": 50, "rl.eval_every": 50, "rl.max_new_tokens": 40}
     options = {"keep": ("base", "sft"), "stages": ("pretrain", "sft"), "settings": settings}
-    tried = Tried(base, tmp_path, "rl", "sampling", TERM, at=at, **options)
+    tried = Tried(base, tmp_path, "rl", door, TERM, at=at, **options)
     assert tried.code == 75 and tried.seconds < UNTIL_THE_END, tried.said
     assert tried.at_the_door < at + 9 and "Traceback" not in tried.said
     assert (tried.saved("rl") or 0) == tried.logged("rl")
@@ -158,7 +160,7 @@ def test_a_save_is_finished_even_beyond_the_grace_time(base, tmp_path):
 
 def test_a_second_signal_ends_at_once(base, tmp_path):
     settings = steps(**{"pretrain.save_every": 2})
-    tried = Tried(base, tmp_path, "pretrain", "never_again", INT, INT, at=4, hold=100.0, grace=60, settings=settings)
+    tried = Tried(base, tmp_path, "pretrain", "never_again", INT, INT, at=4, hold=100.0, settings=settings)
     assert tried.code == 130 and tried.seconds < UNTIL_THE_END, tried.said
     assert "a second signal ends it at once: step 2, the last that is saved, counts" in tried.said
     assert tried.saved() == 2
@@ -188,11 +190,6 @@ def test_a_failure_is_one_line_and_in_the_status(base, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(base / "run", folder)
     (folder / "stages/pretrain.json").unlink()
-    (folder / "base/step_00000004/meta.json").unlink()
-    (folder / "base").chmod(0o755)
-    config = json.loads((folder / "config.json").read_text())
-    config["pretrain"]["steps"] = 6
-    (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer").rename(folder / "elsewhere")
     code, _ = ended(start("pretrain --run-dir run", tmp_path / "out"))
     said = (tmp_path / "out").read_text()
