@@ -50,12 +50,13 @@ class BestFitPacker:
         if capacity < 1 or buffer_size < 1:
             raise UserError(f"a packer needs rows and a buffer of at least 1, got {capacity} and {buffer_size}")
         self.capacity, self.buffer_size, self.crop, self.pad_id = capacity, buffer_size, crop, pad_id
-        self._queues: dict[int, deque[Document]] = {}  # by length, in order of arrival
+        self._waiting: dict[int, Document] = {}  # by number, in order of arrival
+        self._queues: dict[int, deque[int]] = {}  # numbers by length, in order of arrival
         self._lengths: list[int] = []  # the keys of _queues, ascending
-        self._count = 0
+        self._arrived = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._waiting)
 
     def add(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> None:
         """Puts a document of at least one token at the end of the buffer."""
@@ -75,8 +76,9 @@ class BestFitPacker:
         if queue is None:
             queue = self._queues[document.length] = deque()
             insort(self._lengths, document.length)
-        queue.append(document)
-        self._count += 1
+        queue.append(self._arrived)
+        self._waiting[self._arrived] = document
+        self._arrived += 1
 
     def take(self, room: int) -> Document | None:
         """Removes and returns what to place into `room` tokens: longest that fits, else (crop) shortest, else None."""
@@ -85,8 +87,7 @@ class BestFitPacker:
             return None
         length = self._lengths[at]
         queue = self._queues[length]
-        document = queue.popleft()
-        self._count -= 1
+        document = self._waiting.pop(queue.popleft())
         if not queue:
             del self._queues[length], self._lengths[at]
         return document
@@ -99,7 +100,7 @@ class BestFitPacker:
         """
         position = 0
         while position < self.capacity:
-            while self._count < self.buffer_size and refill():
+            while len(self._waiting) < self.buffer_size and refill():
                 pass
             document = self.take(self.capacity - position)
             if document is None:
@@ -115,8 +116,8 @@ class BestFitPacker:
         return position
 
     def snapshot(self) -> list[Document]:
-        """The buffer by length, then arrival: all that future picks depend on. Cheap: documents never change."""
-        return [document for length in self._lengths for document in self._queues[length]]
+        """The buffer in order of arrival. Cheap, for it happens with every batch; documents never change."""
+        return list(self._waiting.values())
 
     def state_dict(self) -> dict:
         """The buffer as plain data for JSON; `load_state` restores it exactly."""
@@ -124,14 +125,17 @@ class BestFitPacker:
 
     def load_state(self, state: dict) -> None:
         """Replaces the buffer by a saved one."""
-        self._queues, self._lengths, self._count = {}, [], 0
+        self._waiting, self._queues, self._lengths = {}, {}, []
         for document in decode_documents(state, self.capacity):
             self._insert(document)
 
 
 def encode_documents(documents: Iterable[Document]) -> dict:
-    """{"lengths", "ids", "mask"}: true lengths as numbers; arrays joined, compressed, base64. About 2 bytes a token."""
-    documents = list(documents)
+    """{"lengths", "ids", "mask"}: true lengths as numbers; arrays joined, compressed, base64. About 2 bytes a token.
+
+    By length, then in the order given: all that a packer's picks depend on.
+    """
+    documents = sorted(documents, key=lambda document: document.length)
     masks = [d.mask for d in documents if d.mask is not None]
     if len(masks) not in (0, len(documents)):
         raise ValueError("either all documents have a mask or none")

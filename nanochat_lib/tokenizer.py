@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import operator
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,7 +141,8 @@ class Tokenizer:
         for i, row in enumerate(rows):
             if not isinstance(row, str):
                 raise UserError(f"encode takes a string or a list of strings; item {i} is a {type(row).__name__}")
-        if len(rows) < num_threads:
+        num_threads = min(num_threads, os.cpu_count() or 1)  # more only hand the interpreter's lock to each other
+        if len(rows) < num_threads or num_threads == 1:
             return [front + self._encode(row) + back for row in rows]
         share = -(-len(rows) // num_threads)  # rows a thread; handing over each row alone costs more than encoding it
         shares = [rows[i : i + share] for i in range(0, len(rows), share)]

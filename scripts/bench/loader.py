@@ -30,6 +30,7 @@ from nanochat_lib.shards import ShardCorpus
 from nanochat_lib.tokenizer import Tokenizer
 
 BATCH_ROWS = 8
+TURN_ROWS = 4 * BATCH_ROWS
 
 
 def plain_loader(
@@ -119,15 +120,27 @@ def write_shards(folder: Path, documents: int, characters: float) -> None:
         pq.write_table(table, path, row_group_size=1024, **options)
 
 
-def measured(rows: Iterator[np.ndarray], count: int) -> tuple[list[np.ndarray], float, float]:
-    """(rows, CPU seconds, seconds) of `count` rows after those of a first batch, which fills the buffer."""
-    for _ in range(BATCH_ROWS):
-        next(rows)
-    cpu, wall = time.process_time(), time.perf_counter()
-    made = [next(rows) for _ in range(count)]
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    rows.close()
-    return made, cpu, wall
+def measured(streams: list[Iterator[np.ndarray]], count: int) -> list[tuple[float, float]]:
+    """(CPU seconds, seconds) of `count` rows of each stream, after those that fill its buffer.
+
+    The streams work in turn, a few batches each, so that what else the machine does meets all of them. Ends
+    the program when their rows differ.
+    """
+    for stream in streams:
+        for _ in range(BATCH_ROWS):
+            next(stream)
+    spent = np.zeros((len(streams), 2))
+    for _ in range(count // TURN_ROWS):
+        made = []
+        for i, stream in enumerate(streams):
+            before = time.process_time(), time.perf_counter()
+            made.append([next(stream) for _ in range(TURN_ROWS)])
+            spent[i] += np.subtract((time.process_time(), time.perf_counter()), before)
+        if any((a != b).any() for other in made[1:] for a, b in zip(made[0], other, strict=True)):
+            raise SystemExit("the loaders disagree: their rows are not the same")
+    for stream in streams:
+        stream.close()
+    return spent.tolist()
 
 
 def compare(
@@ -139,11 +152,10 @@ def compare(
         f"{'buffer':>8} {'plain: per core':>17} {'wall':>13} {'ours: per core':>17} {'wall':>13} {'ratio per core':>15}"
     )
     for size in options.buffers:
-        plain, *slow = measured(plain_loader(paths, tokenizer, options.sequence_len, size), options.rows)
-        ours, *fast = measured(our_loader(corpus, tokenizer, options.sequence_len, size), options.rows)
-        if any((a != b).any() for a, b in zip(plain, ours, strict=True)):
-            raise SystemExit(f"buffer {size}: the two loaders disagree")
-        figures = [tokens / seconds for seconds in (*slow, *fast)]
+        plain = plain_loader(paths, tokenizer, options.sequence_len, size)
+        ours = our_loader(corpus, tokenizer, options.sequence_len, size)
+        found = measured([plain, ours], options.rows)
+        figures = [tokens / seconds for pair in found for seconds in pair]
         print(
             f"{size:>8,} {figures[0]:>11,.0f} tok/s {figures[1]:>7,.0f} tok/s "
             f"{figures[2]:>11,.0f} tok/s {figures[3]:>7,.0f} tok/s {figures[2] / figures[0]:>14.2f}x"
@@ -154,9 +166,9 @@ def from_buckets(folder: Path, tokenizer: Tokenizer, options: argparse.Namespace
     """Local shards, and the same shards in a bucket without and with latency."""
     fsspec.register_implementation("slow", Bucket, clobber=True)
     bucket = fsspec.filesystem("slow")
+    tokens = options.rows * options.sequence_len
     for path in folder.glob("*.parquet"):
         bucket.pipe_file(f"/bucket/{path.name}", path.read_bytes())
-    tokens = options.rows * options.sequence_len
     print(f"{'shards':>24} {'opened in':>10} {'first batch':>12} {'per core':>17} {'wall':>17}")
     for name, url, delay in (
         ("local", str(folder), 0.0),
@@ -170,7 +182,7 @@ def from_buckets(folder: Path, tokenizer: Tokenizer, options: argparse.Namespace
         rows = our_loader(corpus, tokenizer, options.sequence_len, 1000)
         next(rows)
         first = time.perf_counter()
-        _, cpu, wall = measured(rows, options.rows)
+        ((cpu, wall),) = measured([rows], options.rows)
         print(
             f"{name:>24} {opened - clock:>8.3f} s {first - opened:>10.2f} s "
             f"{tokens / cpu:>11,.0f} tok/s {tokens / wall:>11,.0f} tok/s"
@@ -188,6 +200,7 @@ def main() -> None:
     parser.add_argument("--shards", type=Path, help="a folder of shards to read, instead of writing some")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, instead of training one")
     options = parser.parse_args()
+    options.rows = max(options.rows // TURN_ROWS, 1) * TURN_ROWS
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.shards or Path(scratch)
         if not options.shards:
