@@ -7,7 +7,9 @@ them. Pieces may therefore come together later, from several machines, and be me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +64,26 @@ def write(place: Path, arrays: Arrays, copied: Callable[[], None] = lambda: None
     async def begin() -> list:
         return await _handler().async_save(epath.Path(place.absolute()), args=ocp.args.PyTreeSave(arrays)) or []
 
-    loop = asyncio.new_event_loop()
+    with _said_once():
+        loop = asyncio.new_event_loop()
+        try:
+            commits = loop.run_until_complete(begin())
+        finally:
+            loop.close()
+        copied()
+        for commit in commits:
+            commit.result()
+
+
+@contextlib.contextmanager
+def _said_once() -> Iterator[None]:
+    """Orbax prints a page about an error that it raises as well."""
+    logger, quiet = logging.getLogger("absl"), lambda record: record.levelno < logging.ERROR
+    logger.addFilter(quiet)
     try:
-        commits = loop.run_until_complete(begin())
+        yield
     finally:
-        loop.close()
-    copied()
-    for commit in commits:
-        commit.result()
+        logger.removeFilter(quiet)
 
 
 def merge(place: Path) -> None:

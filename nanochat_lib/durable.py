@@ -196,7 +196,7 @@ class RunCopy:
             self.forget(name)
         self.push_files()
         self.store.put_all(place, listed["files"], name)
-        self.finish(name, listed)
+        self.finish(name, (place / storage.MANIFEST).read_bytes())
 
     def catch_up(self, folder: Path) -> str:
         """Uploads a stage's newest checkpoint when the copy, begun later, lacks it. Returns a line about it."""
@@ -206,9 +206,9 @@ class RunCopy:
         self.push(step_folders.step_folder(folder, here[-1]))
         return f"{self.url}: checkpoint {here[-1]} of {folder.name} copied there"
 
-    def finish(self, name: str, manifest: dict) -> None:
+    def finish(self, name: str, manifest: bytes) -> None:
         """Makes the checkpoint valid: its objects are all there."""
-        self.store.write(f"{name}/{storage.MANIFEST}", json.dumps(manifest).encode())
+        self.store.write(f"{name}/{storage.MANIFEST}", manifest)
         self._manifests.pop(name, None)
 
     def forget(self, name: str) -> None:

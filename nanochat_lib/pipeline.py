@@ -296,7 +296,10 @@ class Run:
         if self.copy is not None:
             with distributed.everyone():
                 if distributed.first() or not self.shared:
-                    self.copy.newest(folder)
+                    _, problems = self.copy.newest(folder)
+                    for problem in problems if distributed.first() else []:
+                        if problem.startswith(self.copy.url):  # whoever reads the folder names those in it
+                            print(f"{model}: checkpoint left alone: {problem}")
         return folder
 
     def load_tokenizer(self):

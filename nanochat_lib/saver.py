@@ -268,7 +268,7 @@ class Saver:
         files = self._upload_pieces(temporary, final)
         for pieces in others:
             files |= pieces
-        self.durable.finish(self.durable.name(final), {"files": files})
+        self.durable.finish(self.durable.name(final), json.dumps({"files": files}).encode())
         self.durable.prune(self.folder, self.keep, self.keep_every)
 
     def _catch_up(self) -> None:

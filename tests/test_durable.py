@@ -92,7 +92,7 @@ def flip(path):
 
 
 def largest(folder):
-    return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    return max((p for p in (folder / "arrays").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
 DAMAGE = {

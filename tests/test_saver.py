@@ -1,5 +1,6 @@
 """Saving while training goes on: nothing waits, nothing is overwritten, nothing fails in silence."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -232,7 +233,7 @@ def test_a_vanished_store_is_a_warning_until_the_end(copied, capsys):
         pass
     copied.poll()
     said = capsys.readouterr().out
-    assert "step_00000002 is only on this machine" in said and "the newest copy is 0 s old" in said
+    assert "step_00000002 is only on this machine" in said and re.search(r"the newest copy is \d+ s old", said)
     assert "is gone" in said and said.count("\n") == 1
     copied.save(3, state_at(3), {})
     with pytest.raises(UserError, match=r"step_00000003 is only on this machine.*same command again") as e:
@@ -311,7 +312,7 @@ HOLDS = "LEFT ['step_00000001'] (1, [])"
         ("full", "No space left on device", HOLDS),
         ("file limit", "File too large", HOLDS),
         ("read-only", "Read-only file system", HOLDS),
-        ("removed", "was removed while the run used it", "LEFT None (None, [])"),
+        ("removed", "was removed while the run was using it", "LEFT None (None, [])"),
     ],
 )
 def test_a_real_disk_that_refuses_costs_only_the_save(tmp_path, kind, words, left):
