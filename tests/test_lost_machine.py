@@ -1,9 +1,12 @@
 """SFT and RL that lose their machine end bit-equal to those that did not; everything they go on from is in the copy."""
 
 import shutil
+from contextlib import contextmanager
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from nanochat_lib import checkpoint, presets, trainer
 from nanochat_lib.metrics import MetricsLog
@@ -15,8 +18,8 @@ TINY = presets.override(
     {
         "model.depth": 1, "data.world_chars": 60_000, "tokenizer.max_chars": 60_000, "evaluation.bigram": False,
         "pretrain.steps": 2, "pretrain.eval_every": -1, "pretrain.eval_tokens": 512, "pretrain.save_every": -1,
-        "sft.steps": 4, "sft.save_every": 2, "sft.eval_every": 2, "sft.eval_tokens": 512, "sft.conversations": 60,
-        "rl.steps": 4, "rl.save_every": 2, "rl.eval_every": 2, "rl.eval_questions": 2, "rl.max_new_tokens": 8,
+        "sft.steps": 4, "sft.save_every": 2, "sft.eval_every": -1, "sft.eval_tokens": 512, "sft.conversations": 60,
+        "rl.steps": 4, "rl.save_every": 2, "rl.eval_every": -1, "rl.eval_questions": 2, "rl.max_new_tokens": 4,
         "rl.samples": 2,
     },
 )  # fmt: skip
@@ -42,6 +45,25 @@ def lose_machine_at(monkeypatch, step):
 def runs(tmp_path_factory):
     """(a run left alone, one whose machine was lost with all it held in SFT's and in RL's fourth step)."""
     top = tmp_path_factory.mktemp("runs")
+    with compiled_once(top / "compiled"):
+        yield two_runs(top)
+
+
+@contextmanager
+def compiled_once(folder):
+    """The same programs are compiled for each start of a run."""
+    settings = {"jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def two_runs(top):
     whole = open_run(top / "whole", TINY)
     whole.tokenizer()
     whole.pretrain()
