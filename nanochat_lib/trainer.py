@@ -122,6 +122,8 @@ def prepare_folder(stage: Stage) -> checkpoint.Saver:
     if not shared and copy is None:
         distributed.shared_folder(folder)  # says which folder differs
     with distributed.everyone(), clear_disk_errors(folder):
+        if copy is not None:
+            copy.store.check()
         if distributed.first() or not shared:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"*{TEMPORARY}*"):  # the run's folder is ours alone
