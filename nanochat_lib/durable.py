@@ -176,7 +176,7 @@ class RunCopy:
             temporary.mkdir(parents=True)
             storage.check_room(temporary, sum(sizes.values()))
             self.store.get_all([*sizes, storage.MANIFEST], temporary, name)
-            found = storage.verify_manifest(temporary)
+            found = step_folders.problems_in(temporary, step)
             if not found:
                 if not arrays.is_merged(temporary / "arrays"):  # each of several machines uploaded its own pieces
                     arrays.merge(temporary / "arrays")

@@ -25,7 +25,11 @@ def steps(folder: str | Path) -> list[int]:
 
 def problems(folder: str | Path, step: int, *, checksums: bool = True) -> list[str]:
     """What is wrong with checkpoint `step`, a line each; empty when it is valid. Without checksums no array is read."""
-    place = step_folder(folder, step)
+    return problems_in(step_folder(folder, step), step, checksums=checksums)
+
+
+def problems_in(place: Path, step: int, *, checksums: bool = True) -> list[str]:
+    """`problems` of the folder `place`, whatever its name, if it is to be checkpoint `step`."""
     found = storage.verify_manifest(place, checksums=checksums)
     if found:
         return found

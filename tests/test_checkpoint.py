@@ -410,3 +410,28 @@ def test_one_device_and_eight_read_each_other(tmp_path):
     assert meta == {"a": 1} and json.dumps(meta)
     flat, _ = checkpoint.load(tmp_path / "eight")
     assert_same(flat, back)
+
+
+# ---- copied from elsewhere
+
+
+def test_one_that_was_copied_under_another_name_is_named_and_left_alone(folder):
+    shutil.copytree(folder / "step_00000010", folder / "step_00000030")
+    before = contents(folder / "step_00000030")
+    step, problems = checkpoint.latest(folder)
+    assert step == 20 and len(problems) == 1
+    assert "step_00000030 holds step 10: it was copied under another name" in problems[0]
+    with pytest.raises(UserError, match="checkpoint 30 is damaged: .*holds step 10"):
+        checkpoint.load(folder, 30)
+    checkpoint.save(folder, 40, make_state(), {"step": 40}, keep=1)
+    assert contents(folder / "step_00000030") == before and checkpoint.steps(folder) == [30, 40]
+
+
+def test_a_foreign_folder_with_a_checkpoint_s_name_is_left_alone(folder):
+    (folder / "step_00000030").mkdir()
+    (folder / "step_00000030" / "model.safetensors").write_bytes(b"0" * 100)
+    storage.write_manifest(folder / "step_00000030")
+    step, problems = checkpoint.latest(folder)
+    assert step == 20 and len(problems) == 1 and "meta.json does not exist" in problems[0]
+    checkpoint.save(folder, 40, make_state(), {"step": 40}, keep=1)
+    assert checkpoint.steps(folder) == [30, 40]

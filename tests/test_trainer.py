@@ -1,12 +1,14 @@
 """The training loop: exact resume after a stop anywhere, a stop at the first bad number, metrics without duplicates."""
 
 import json
+import shutil
+from itertools import islice
 
 import jax
 import numpy as np
 import pytest
 
-from nanochat_lib import checkpoint, loader, optim, schedules
+from nanochat_lib import checkpoint, loader, optim, schedules, trainer
 from nanochat_lib.errors import UserError
 from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.presets import CPU_OPTIM
@@ -131,6 +133,50 @@ def test_a_checkpoint_of_another_tokenizer_is_refused(tmp_path):
     train(stage(tmp_path, 4), fresh())
     with pytest.raises(UserError, match="tokenizer"):
         train(stage(tmp_path, 8, meta={"model": MODEL.to_dict(), "tokenizer": "other"}), fresh())
+
+
+def test_another_number_of_devices_is_said(tmp_path, capsys, monkeypatch):
+    train(stage(tmp_path, 4), fresh())
+    monkeypatch.setattr(trainer, "device_count", lambda state: 4)
+    train(stage(tmp_path, 6), fresh())
+    assert "4 devices go on where 1 stopped: same data, sums rounded differently" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("one", "other"), [(2, 8), (8, 4)])
+def test_the_rows_of_a_step_do_not_depend_on_how_many_devices_share_them(one, other):
+    """B × A is the same: so another number of devices goes on with the same data."""
+
+    def rows(stream, count):
+        with stream:
+            batches = list(islice(stream, count))
+        return np.concatenate([batch.inputs for batch in batches]), batches[-1].state
+
+    def open_stream(size, state=None):
+        words = Words()
+        return loader.PretrainLoader(words, words, "train", size, 16, 20, epochs=9, state=state, fetch_docs=7)
+
+    whole, _ = rows(open_stream(one), 48 // one)
+    first, state = rows(open_stream(one), 16 // one)
+    rest, _ = rows(open_stream(other, state), 32 // other)
+    np.testing.assert_array_equal(whole, np.concatenate([first, rest]))
+
+
+def test_a_folder_that_is_removed_under_the_run_is_one_line(tmp_path):
+    def batches(state, _present):
+        for number, batch in enumerate(stage(tmp_path, 9).batches(state, _present)):
+            if number == 6:
+                shutil.rmtree(tmp_path / "base")
+            yield batch
+
+    with pytest.raises(UserError, match="base was removed while the run was using it") as e:
+        train(stage(tmp_path, 9, batches=batches), fresh())
+    assert "\n" not in str(e.value)
+
+
+def test_metrics_that_cannot_be_written_are_one_line(tmp_path):
+    log = MetricsLog(tmp_path / "gone" / "metrics.jsonl")
+    with pytest.raises(UserError, match="cannot write .*metrics.jsonl: No such file"):
+        log.append(step=1)
 
 
 def test_metrics_survive_a_line_cut_short(tmp_path):
