@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator
@@ -55,6 +56,8 @@ class Store:
         from fsspec.core import url_to_fs
 
         self.url = url.rstrip("/")
+        for client in ("gcsfs", "s3fs"):  # what they raise is said once, in a line
+            logging.getLogger(client).setLevel(logging.CRITICAL)
         with clear_store_errors(self.url):
             # No cached listings: other machines write there too.
             self.fs, root = url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
-from s3_server import s3_server
+from object_stores import gs_server, s3_server
 
 from nanochat_lib import checkpoint, durable, objects, storage
 from nanochat_lib.durable import RunCopy
@@ -36,6 +36,12 @@ def s3():
         yield server
 
 
+@pytest.fixture(scope="module")
+def gs():
+    with gs_server("bucket") as url:
+        yield url
+
+
 @pytest.fixture
 def run(three, tmp_path):
     return Path(shutil.copytree(three, tmp_path / "run"))
@@ -59,11 +65,12 @@ def contents(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["folder", "memory", "s3"])
+@pytest.mark.parametrize("kind", ["folder", "memory", "s3", "gs"])
 def test_a_fresh_machine_gets_the_small_files_and_the_newest_checkpoint(run, tmp_path, kind, request):
     name = uuid.uuid4().hex
     url = {"folder": lambda: str(tmp_path / "store"), "memory": lambda: f"memory://{name}",
-           "s3": lambda: request.getfixturevalue("s3").bucket(name) + "/runs/mine"}[kind]()  # fmt: skip
+           "s3": lambda: request.getfixturevalue("s3").bucket(name) + "/runs/mine",
+           "gs": lambda: f"{request.getfixturevalue('gs')}/{name}"}[kind]()  # fmt: skip
     copy = RunCopy(url, run)
     assert copy.config() is None and copy.open() == ""
     for step in (10, 20, 30):

@@ -4,7 +4,7 @@ import shutil
 import uuid
 
 import pytest
-from s3_server import s3_server
+from object_stores import gs_server, s3_server
 
 from nanochat_lib import objects
 from nanochat_lib.errors import UserError
@@ -17,6 +17,12 @@ def s3():
         yield server
 
 
+@pytest.fixture(scope="module")
+def gs():
+    with gs_server("bucket") as url:
+        yield url
+
+
 @pytest.fixture
 def store(request, tmp_path):
     name = uuid.uuid4().hex
@@ -24,11 +30,13 @@ def store(request, tmp_path):
         server = request.getfixturevalue("s3")
         server.fault = lambda method, path: None
         return Store(f"{server.bucket(name)}/my run/x")
+    if request.param == "gs":
+        return Store(f"{request.getfixturevalue('gs')}/{name}/my run")
     urls = {"folder": str(tmp_path / "my store"), "file": f"file://{tmp_path}/f", "memory": f"memory://{name}"}
     return Store(urls[request.param])
 
 
-every_store = pytest.mark.parametrize("store", ["folder", "file", "memory", "s3"], indirect=True)
+every_store = pytest.mark.parametrize("store", ["folder", "file", "memory", "s3", "gs"], indirect=True)
 
 
 @every_store
@@ -78,6 +86,12 @@ def test_no_bucket(s3):
     with pytest.raises(StoreError) as e:
         Store("s3://nosuchbucket/run").check()
     one_line(e, "s3://nosuchbucket/run cannot be used", "does not exist", "check")
+
+
+def test_no_bucket_of_google_s(gs):
+    with pytest.raises(StoreError) as e:
+        Store("gs://nosuchbucket/run").check()
+    one_line(e, "gs://nosuchbucket/run cannot be used")
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "POST"])

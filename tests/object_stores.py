@@ -1,4 +1,4 @@
-"""An object store on this machine: moto's S3 behind a switch that makes it refuse."""
+"""Object stores on this machine: moto's S3 behind a switch that makes it refuse, and an emulator of Google's."""
 
 import threading
 import urllib.request
@@ -60,4 +60,17 @@ def s3_server() -> Iterator[S3Server]:
         for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": server.address}).items():
             patch.setenv(name, value)
         yield server
+    server.stop()
+
+
+@contextmanager
+def gs_server(bucket: str) -> Iterator[str]:
+    """A running server that gs:// URLs of this process go to; the URL of its one bucket."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    pytest.importorskip("gcsfs")
+    server = emulator.create_server("127.0.0.1", 0, in_memory=True, default_bucket=bucket)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server._api._httpd.server_address[1]}")
+        yield f"gs://{bucket}"
     server.stop()
