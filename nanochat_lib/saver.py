@@ -71,7 +71,7 @@ class Saver:
         self._job: Job | None = None
         self._known: set[int] = set()  # steps whose checksums were compared, or which were written here
         self._around = sys.exc_info()[1]  # an exception that somebody is handling already
-        self._seen = False  # whether the folder has been there
+        self._seen = self.folder.is_dir()  # so that one that was removed is not made again
         self._behind = False  # whether the copy lacks what was saved last
 
     # ---- the three calls ---------------------------------------------------------------------------------------
