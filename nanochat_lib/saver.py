@@ -11,12 +11,13 @@ copy and nothing stays here: the copy alone has the whole.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,7 @@ class Saver:
             with distributed.everyone(), storage.clear_disk_errors(final):
                 if distributed.first() or not self.shared:
                     if self._seen and not self.folder.is_dir():
-                        raise UserError(
-                            f"{self.folder} was removed while the run was using it; start the command again"
-                        )
+                        raise self._removed()
                     temporary.mkdir(parents=True)
                     # The array writer meets a full disk half-way, with a screen full of tracebacks: ask before.
                     storage.check_room(temporary, needed)
@@ -198,7 +197,7 @@ class Saver:
         """All of one save that happens in the background."""
         index, pieces, error = distributed.index(), {}, None
         try:
-            with storage.clear_disk_errors(final):
+            with self._while_there(), storage.clear_disk_errors(final):
                 arrays.write(temporary / "arrays", leaves, job.copied.set)
                 leaves.clear()
                 if own is not None:
@@ -220,7 +219,7 @@ class Saver:
             if error:
                 raise error
             if index == 0:
-                with storage.clear_disk_errors(final):
+                with self._while_there(), storage.clear_disk_errors(final):
                     for name, value in files.items():
                         storage.atomic_write_json(temporary / name, value, indent=None)
                     if self.shared:
@@ -236,6 +235,19 @@ class Saver:
                 f"{final.name} {'is only on this machine' if self.shared else 'is lost'}: {failure}; the newest copy "
                 f"is {self.durable.age()} old. Training goes on, the next save tries again"
             )
+
+    def _removed(self) -> UserError:
+        return UserError(f"{self.folder} was removed while the run was using it; start the command again")
+
+    @contextlib.contextmanager
+    def _while_there(self) -> Iterator[None]:
+        """Whatever a library makes of it: a folder that is gone is the cause."""
+        try:
+            yield
+        except Exception as error:
+            if self.folder.is_dir():
+                raise
+            raise self._removed() from error
 
     def _publish(self, temporary: Path, final: Path, with_own: bool) -> None:
         arrays.merge(temporary / "arrays")
