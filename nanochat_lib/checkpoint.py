@@ -15,7 +15,7 @@ import jax
 
 from nanochat_lib import arrays, distributed, storage
 from nanochat_lib.errors import UserError
-from nanochat_lib.saver import Saver, save
+from nanochat_lib.saver import Saver
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.step_folders import latest, problems, step_folder, steps
 
@@ -26,6 +26,17 @@ __all__ = [
     "Saver", "check_config", "check_tokenizer", "latest", "load", "load_meta", "load_model", "load_params", "save",
     "step_folder", "steps",
 ]  # fmt: skip
+
+
+def save(
+    folder: str | Path, step: int, state: Any, meta: dict, own: dict | None = None, *, keep: int = 2,
+    keep_every: int = -1,
+) -> Path:  # fmt: skip
+    """`Saver.save` and the wait for its end; returns the checkpoint's folder."""
+    saver = Saver(folder, None, keep, keep_every)
+    place = saver.save(step, state, meta, own)
+    saver.settle()
+    return place
 
 
 def _valid_folder(folder: str | Path, step: int | None, verify: bool = True) -> Path:

@@ -198,9 +198,23 @@ class RunCopy:
         self.store.put_all(place, listed["files"], name)
         self.finish(name, (place / storage.MANIFEST).read_bytes())
 
+    def push_pieces(self, pieces: Path, place: Path) -> dict[str, dict]:
+        """Uploads the files of the folder `pieces`, one process's part of checkpoint `place`; returns their list."""
+        files = storage.list_files(pieces)
+        self.store.put_all(pieces, files, self.name(place))
+        return files
+
+    def push_whole(self, pieces: Path, place: Path, others: list[dict[str, dict]]) -> None:
+        """Uploads process 0's part, and then the manifest of it and of what the others have uploaded."""
+        self.push_files()
+        files = self.push_pieces(pieces, place)
+        for listed in others:
+            files |= listed
+        self.finish(self.name(place), json.dumps({"files": files}).encode())
+
     def catch_up(self, folder: Path) -> str:
         """Uploads a stage's newest checkpoint when the copy, begun later, lacks it. Returns a line about it."""
-        here = [step for step in step_folders.steps(folder) if not step_folders.problems(folder, step, checksums=False)]
+        here = step_folders.complete(folder)
         if not here or here[-1] <= max(self.checkpoints(folder)[0], default=-1):
             return ""
         self.push(step_folders.step_folder(folder, here[-1]))

@@ -11,12 +11,13 @@ copy and nothing stays here: the copy alone has the whole.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from nanochat_lib.errors import UserError
 from nanochat_lib.objects import StoreError
 from nanochat_lib.preempted import Preempted
 
-LARGE_META = 32_768  # characters of JSON from which a value of the metadata gets its own file
 SPARE_BYTES = 1 << 20  # room asked for beside the arrays
 ALONE = 60  # seconds that one of several processes, which fails, gives the save on its way
 
@@ -89,16 +89,14 @@ class Saver:
         leaves = {name: arrays.own_copy(leaf) for name, leaf in arrays.named_leaves(state).items()}
         needed = sum(leaf.nbytes for leaf in leaves.values()) + SPARE_BYTES
         specs = {name: arrays.spec(leaf) for name, leaf in leaves.items()}
-        files = {"arrays.json": specs, **_meta_files(meta)}
+        files = {"arrays.json": specs, **step_folders.meta_files(meta)}
         mark = distributed.from_first(lambda: uuid.uuid4().hex[:8])
         temporary = final.with_name(f"{final.name}{storage.TEMPORARY}{mark}")
         try:
             with distributed.everyone(), storage.clear_disk_errors(final):
                 if distributed.first() or not self.shared:
                     if self._seen and not self.folder.is_dir():
-                        raise UserError(
-                            f"{self.folder} was removed while the run was using it; start the command again"
-                        )
+                        raise self._removed()
                     temporary.mkdir(parents=True)
                     # The array writer meets a full disk half-way, with a screen full of tracebacks: ask before.
                     storage.check_room(temporary, needed)
@@ -161,7 +159,8 @@ class Saver:
         else:
             with distributed.everyone():
                 step, problems = find()
-                self._prune()  # what was fetched at earlier starts
+                # What was fetched at earlier starts:
+                step_folders.prune(self.folder, self.keep, self.keep_every, self._known)
         if step is not None:
             self._known.add(step)
         if len({*distributed.gather_text(str(step))}) > 1:
@@ -201,13 +200,13 @@ class Saver:
         """All of one save that happens in the background."""
         index, pieces, error = distributed.index(), {}, None
         try:
-            with storage.clear_disk_errors(final):
+            with self._while_there(), storage.clear_disk_errors(final):
                 arrays.write(temporary / "arrays", leaves, job.copied.set)
                 leaves.clear()
                 if own is not None:
-                    storage.atomic_write_json(temporary / _process_file(index), own, indent=None)
+                    storage.atomic_write_json(temporary / step_folders.process_file(index), own, indent=None)
             if index and not self.shared:
-                pieces = self._upload_pieces(temporary, final)
+                pieces = self.durable.push_pieces(temporary, final)
         except Exception as failure:
             error = failure
         if index:
@@ -223,7 +222,7 @@ class Saver:
             if error:
                 raise error
             if index == 0:
-                with storage.clear_disk_errors(final):
+                with self._while_there(), storage.clear_disk_errors(final):
                     for name, value in files.items():
                         storage.atomic_write_json(temporary / name, value, indent=None)
                     if self.shared:
@@ -231,7 +230,8 @@ class Saver:
                 if self.shared:
                     self._copy(final)
                 else:
-                    self._finish_pieces(temporary, final, [one["pieces"] for one in others])
+                    self.durable.push_whole(temporary, final, [one["pieces"] for one in others])
+                    self.durable.prune(self.folder, self.keep, self.keep_every)
             self._behind = False
         except StoreError as failure:  # perhaps only for a while
             self._behind = True
@@ -240,10 +240,23 @@ class Saver:
                 f"is {self.durable.age()} old. Training goes on, the next save tries again"
             )
 
+    def _removed(self) -> UserError:
+        return UserError(f"{self.folder} was removed while the run was using it; start the command again")
+
+    @contextlib.contextmanager
+    def _while_there(self) -> Iterator[None]:
+        """Whatever a library makes of it: a folder that is gone is the cause."""
+        try:
+            yield
+        except Exception as error:
+            if self.folder.is_dir():
+                raise
+            raise self._removed() from error
+
     def _publish(self, temporary: Path, final: Path, with_own: bool) -> None:
         arrays.merge(temporary / "arrays")
         listed = storage.write_manifest(temporary)
-        unseen = [i for i in range(distributed.count()) if with_own and _process_file(i) not in listed]
+        unseen = [i for i in range(distributed.count()) if with_own and step_folders.process_file(i) not in listed]
         if unseen:
             raise UserError(f"{final}: process 0 does not see what process {unseen[0]} wrote; share the folder")
         aside = storage.set_aside(final)
@@ -251,28 +264,13 @@ class Saver:
         if aside and ".replaced-" in aside.name:
             shutil.rmtree(aside)
         self._known.add(int(final.name.removeprefix("step_")))
-        self._prune()
+        step_folders.prune(self.folder, self.keep, self.keep_every, self._known)
 
     def _copy(self, final: Path) -> None:
         """Uploads a finished checkpoint."""
         if self.durable:
             self.durable.push(final)
-            self.durable.prune(self.folder, self.keep, self.keep_every)
-
-    def _upload_pieces(self, temporary: Path, final: Path) -> dict[str, dict]:
-        """This process's files to the copy; returns them with size and checksum."""
-        files = storage.list_files(temporary)
-        self.durable.store.put_all(temporary, files, self.durable.name(final))
-        return files
-
-    def _finish_pieces(self, temporary: Path, final: Path, others: list[dict]) -> None:
-        """Process 0's files to the copy, then the manifest of all processes' files."""
-        self.durable.push_files()
-        files = self._upload_pieces(temporary, final)
-        for pieces in others:
-            files |= pieces
-        self.durable.finish(self.durable.name(final), json.dumps({"files": files}).encode())
-        self.durable.prune(self.folder, self.keep, self.keep_every)
+            self.durable.prune(self.folder, self.keep, self.keep_every)  # here and there alike
 
     def _catch_up(self) -> None:
         """UserError unless the copy has the newest checkpoint of this folder."""
@@ -288,10 +286,10 @@ class Saver:
                         f"there is {self.durable.age()} old; start the same command again"
                     )
                 return
-            complete = self._complete()
-            if not complete:
+            whole = step_folders.complete(self.folder)
+            if not whole:
                 return
-            final = step_folders.step_folder(self.folder, complete[-1])
+            final = step_folders.step_folder(self.folder, whole[-1])
             try:
                 self._copy(final)
             except StoreError as error:
@@ -300,52 +298,10 @@ class Saver:
                     "same command again to copy it"
                 ) from error
 
-    def _complete(self) -> list[int]:
-        """Steps of the checkpoints that are complete by their sizes."""
-        return [
-            s for s in step_folders.steps(self.folder) if not step_folders.problems(self.folder, s, checksums=False)
-        ]
-
-    def _prune(self) -> None:
-        for step in step_folders.superfluous(self._complete(), self.keep, self.keep_every):
-            # Damage that only the checksum shows must not be removed either; each is compared once.
-            if step not in self._known and step_folders.problems(self.folder, step):
-                continue
-            # Renamed first: a removal that is interrupted must not leave something that looks like a checkpoint.
-            place = step_folders.step_folder(self.folder, step)
-            shutil.rmtree(place.rename(storage.temporary_name(place)))
-
     def _drop(self, temporary: Path) -> None:
         if distributed.first() or not self.shared:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save(
-    folder: str | Path, step: int, state: Any, meta: dict, own: dict | None = None, *, keep: int = 2,
-    keep_every: int = -1,
-) -> Path:  # fmt: skip
-    """`Saver.save` and the wait for its end; returns the checkpoint's folder."""
-    saver = Saver(folder, None, keep, keep_every)
-    place = saver.save(step, state, meta, own)
-    saver.settle()
-    return place
-
-
 def _text(error: BaseException | None) -> str:
     return "" if error is None else str(error) or type(error).__name__
-
-
-def _process_file(index: int) -> str:
-    return f"process-{index:05d}.json"
-
-
-def _meta_files(meta: dict) -> dict[str, Any]:
-    """meta.json, and a file of its own for each value that would make it hard to read."""
-    files: dict[str, Any] = {}
-    small: dict[str, Any] = {}
-    for name, value in meta.items():
-        if len(json.dumps(value, allow_nan=False)) < LARGE_META:
-            small[name] = value
-        else:
-            files[f"meta-{name}.json"] = value
-    return {"meta.json": small, **files}

@@ -121,6 +121,21 @@ def test_what_the_disk_refuses_later_comes_out_of_the_next_call(tmp_path, monkey
     assert checkpoint.latest(tmp_path) == (3, [])
 
 
+def test_a_folder_that_is_removed_while_it_is_written_is_one_line(tmp_path, monkeypatch):
+    saver, plain = Saver(tmp_path / "base"), arrays.write
+
+    def write(place, leaves, copied):
+        shutil.rmtree(tmp_path / "base")
+        plain(place, leaves, copied)
+        shutil.rmtree(tmp_path / "base")
+        raise ValueError("what orbax makes of it")
+
+    monkeypatch.setattr(arrays, "write", write)
+    saver.save(1, state_at(1), {})
+    with pytest.raises(UserError, match="base was removed while the run was using it"):
+        saver.wait()
+
+
 def test_waiting_at_the_end_does_not_hide_why_it_ends(tmp_path, monkeypatch, capsys):
     saver = Saver(tmp_path)
     monkeypatch.setattr(arrays, "merge", lambda place: (_ for _ in ()).throw(OSError(28, "No space left on device")))
