@@ -52,8 +52,8 @@ class Tiles:
 
 def padded(length: int, largest: int = 1024) -> int:
     """The least multiple of 128 from `length` on that has a divisor between 256 and `largest` (or is 128)."""
-    lanes = -(-length // LANES)
-    while lanes > 1 and all(lanes % n for n in range(2, largest // LANES + 1)):
+    lanes, sizes = -(-length // LANES), range(2, largest // LANES + 1)
+    while lanes > 1 and sizes and all(lanes % size for size in sizes):
         lanes += 1
     return lanes * LANES
 

@@ -36,6 +36,7 @@ def test_padding_is_small_and_absent_where_the_length_fits(length):
     assert total - length < 256 or total - length < 0.2 * length
     if length % 256 == 0:
         assert total == length
+    assert padded(length, 128) == -(-length // 128) * 128  # a chip that takes one tile only
 
 
 @pytest.mark.parametrize(
