@@ -1073,8 +1073,9 @@ except UserError as error:
     print(f"UserError: {error}")
 
 # %% [markdown] id="guard-look"
-# Pretraining in this library runs the guard on its first ten steps, always. And its batches own their memory: the
-# loader makes new arrays for each. The second is the cure, the first tells you when somebody undoes it.
+# Every training stage in this library runs the guard on its first ten steps (`ops.guard_steps`), with others beside it:
+# ids in range, targets one position on, a first loss near ln V. And its batches own their memory: the loader makes new
+# arrays for each. The second is the cure, the first tells you when somebody undoes it.
 
 # %% [markdown] id="takeaway"
 # > **Takeaway.** A row that is full and starts at a BOS costs about a third of the text, and text is cheap: count what
