@@ -20,7 +20,10 @@ from nanochat_lib import step_folders, storage
 from nanochat_lib.errors import UserError
 from nanochat_lib.objects import Store
 
-SMALL = ("config.json", "mine.json", "preflight.json", "metrics.jsonl", "status.json", "report.*", "stages/*.json", "tokenizer/*")
+SMALL = (
+    "config.json", "mine.json", "preflight.json", "metrics.jsonl", "status.json", "report.*", "stages/*.json",
+    "tokenizer/*",
+)  # fmt: skip
 MARK = "copy.json"  # in the store: {"id", "time"} of the last change
 OWN_MARK = ".durable.json"  # in the run's folder: {"ids"}, the last changes made or taken here
 

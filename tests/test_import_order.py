@@ -18,7 +18,7 @@ ORDER = """
     packing streams shares supply loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
-    objects step_folders arrays durable saver checkpoint metrics guards trainer
+    objects step_folders arrays durable run_folder saver checkpoint metrics guards trainer
     twin twin_optim upstream
     calculator sandbox sampling decoding engine
     tasks evaluate pretrain sft rl compiled preflight serve

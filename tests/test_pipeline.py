@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_lib import pipeline, presets
+from nanochat_lib import pipeline, presets, run_folder
 from nanochat_lib.errors import UserError
 from nanochat_lib.pipeline import open_run
 from nanochat_lib.storage import read_json
@@ -55,7 +55,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 
 def test_a_nearly_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "free_bytes", lambda path: 5 * 2**20)
+    monkeypatch.setattr(run_folder, "free_bytes", lambda path: 5 * 2**20)
     with pytest.raises(UserError) as e:
         open_run(tmp_path / "r", SMOKE)
     one_line(e, "5 MB of disk are free", "300 MB", "--run-dir")
