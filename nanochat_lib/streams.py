@@ -154,12 +154,13 @@ class DocumentRows(Rows):
         super().__init__(share=share, **rows)
         self.share: DocumentShare = share
         self.tokenizer, self.split, self.fetch_docs = tokenizer, split, fetch_docs
+        self.encode = getattr(tokenizer, "encode_arrays", tokenizer.encode)  # a stand-in may know lists only
         self.barren = 0  # documents without text since the last one with text
 
     def refill(self) -> bool:
         while (fetched := self.share.fetch(self.fetch_docs))[0]:
             count, texts = fetched
-            rows = self.tokenizer.encode(texts, prepend=self.tokenizer.bos_id)
+            rows = self.encode(texts, prepend=self.tokenizer.bos_id)
             rows = [ids for ids in rows if len(ids) > 1]  # a document without text would put two BOS side by side
             self.counts["dropped"] += count - len(rows)
             self.barren = 0 if rows else self.barren + count

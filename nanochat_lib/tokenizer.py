@@ -14,9 +14,10 @@ import io
 import json
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import regex
@@ -141,16 +142,22 @@ class Tokenizer:
         for i, row in enumerate(rows):
             if not isinstance(row, str):
                 raise UserError(f"encode takes a string or a list of strings; item {i} is a {type(row).__name__}")
-        num_threads = min(num_threads, os.cpu_count() or 1)  # more only hand the interpreter's lock to each other
-        if len(rows) < num_threads or num_threads == 1:
-            return [front + self._encode(row) + back for row in rows]
-        share = -(-len(rows) // num_threads)  # rows a thread; handing over each row alone costs more than encoding it
-        shares = [rows[i : i + share] for i in range(0, len(rows), share)]
-        with ThreadPoolExecutor(num_threads) as pool:
-            done = pool.map(lambda part: [front + self._encode(row) + back for row in part], shares)
-            return [ids for part in done for ids in part]
+        return _in_threads(lambda row: front + self._encode(row) + back, rows, num_threads)
 
     __call__ = encode
+
+    def encode_arrays(self, texts: Sequence[str], prepend: int, num_threads: int = 8) -> list[np.ndarray]:
+        """`encode` of several strings as int32 arrays: no Python number is made for a token, which saves a tenth."""
+
+        def row(text: str) -> np.ndarray:
+            text = replace_surrogates(text)
+            plain = len(text) < LONG_BLANKS
+            ids = self._encoding.encode_to_numpy(text, disallowed_special=()) if plain else self._encode(text)
+            array = np.empty(len(ids) + 1, np.int32)
+            array[0], array[1:] = prepend, ids
+            return array
+
+        return _in_threads(row, texts, num_threads)
 
     def encode_special(self, name: str) -> int:
         """The id of a special token. UserError, with the valid names, for anything else."""
@@ -254,6 +261,17 @@ class Tokenizer:
             for piece in (text[begin:middle], text[middle:start]):
                 ids += self._encoding._encode_single_piece(piece) if piece else []
         return ids + self._encoding.encode_ordinary(text[start:])
+
+
+def _in_threads(encode: Callable[[str], Any], texts: Sequence[str], most: int) -> list:
+    """`encode` of each text, in up to `most` threads: tiktoken lets go of the interpreter's lock meanwhile."""
+    threads = min(most, os.cpu_count() or 1)  # more than cores only hand the lock to each other
+    if len(texts) < threads or threads == 1:
+        return [encode(text) for text in texts]
+    share = -(-len(texts) // threads)  # texts a thread; handing over each alone costs more than encoding it
+    shares = [texts[i : i + share] for i in range(0, len(texts), share)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [ids for part in pool.map(lambda part: [encode(text) for text in part], shares) for ids in part]
 
 
 class StreamDecoder:

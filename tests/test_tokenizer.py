@@ -69,9 +69,12 @@ knots = st.text(alphabet="aab 1\n!'é", max_size=30)
 whole = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
+LEARNED = Tokenizer.train(DOCUMENTS, 295)
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(DOCUMENTS, 295)
+    return LEARNED
 
 
 # --- the pattern
@@ -282,6 +285,20 @@ def test_batch_equals_one_by_one_in_order(tokenizer):
     assert tokenizer.encode(texts, num_threads=1) == tokenizer.encode(texts, num_threads=3)
     assert tokenizer.encode([]) == []
     assert tokenizer.encode(text for text in ["aa", "lo"]) == [[256], [257]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(knots, whole, st.sampled_from(["<|bos|>", "\ud83d", "a<|user_end|>b", ""])), max_size=9))
+def test_arrays_hold_the_same_ids(texts):
+    arrays = LEARNED.encode_arrays(texts, LEARNED.bos_id, num_threads=2)
+    assert [row.tolist() for row in arrays] == LEARNED.encode(texts, prepend=LEARNED.bos_id)
+    assert all(row.dtype == np.int32 and row.flags.owndata for row in arrays)
+
+
+def test_arrays_of_long_runs_of_blanks(tokenizer):
+    text = "a!" + " " * 100_001 + "b"
+    (row,) = tokenizer.encode_arrays([text], 7)
+    assert row.tolist() == [7, *tokenizer.encode(text)]
 
 
 def test_many_threads_share_one_tokenizer(tokenizer):
