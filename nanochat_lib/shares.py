@@ -164,7 +164,7 @@ class EveryRowGroup:
     def _coming(self) -> Iterator[int]:
         """The row groups that will be asked for, in order. Knows nothing of this object: a thread runs ahead in it."""
         allowed, size = self.readings.allowed, self.size
-        begun = [item for item, row in self.pending if row < allowed(item)]
+        begun = [item for item, _ in self.pending]
         later = takewhile(allowed, count(self.position, self.world))
         return (item % size for item in chain(begun, later))
 
