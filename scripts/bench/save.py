@@ -1,7 +1,7 @@
 """How long a checkpoint keeps training waiting: written at once, and in the background.
 
-Steps of a matrix product run while a state of `--mb` megabytes is saved into `--folder`; `--slow` lets the disk take that
-many seconds longer. Printed are the seconds in which no step could run, and the memory that a save takes. Example:
+Steps of a matrix product run while a state of `--mb` megabytes is saved into `--folder`; `--slow` lets the disk take
+that many seconds longer. Printed are the seconds in which no step could run, and the memory that a save takes. Example:
 
     python scripts/bench/save.py --mb 400 --slow 2
 """
@@ -73,8 +73,8 @@ def main() -> None:
                 saver.settle()
             memory.end()
         print(
-            f"{way:18s} {size / 1e6:.0f} MB: training waits {blocked[way]:.2f} s of {took:.2f} s, {steps} steps meanwhile, "
-            f"{max(memory.peak - before, 0) / size:.2f} × the state more memory"
+            f"{way:18s} {size / 1e6:.0f} MB: training waits {blocked[way]:.2f} s of {took:.2f} s, {steps} steps "
+            f"meanwhile, {max(memory.peak - before, 0) / size:.2f} × the state more memory"
         )
     print(f"ratio {blocked['at once'] / blocked['in the background']:.1f}")
 
