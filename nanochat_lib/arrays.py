@@ -60,7 +60,8 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
 def write(place: Path, arrays: Arrays, copied: Callable[[], None] = lambda: None) -> None:
     """Writes this process's pieces of `arrays` into the folder `place`; calls `copied` when all are in host memory."""
     # Made by each process: orbax lets the others wait until they see process 0's, which may be on another disk.
-    (place / "array_metadatas").mkdir(parents=True, exist_ok=True)
+    for folder in (place, place / "array_metadatas"):
+        folder.mkdir(exist_ok=True)
 
     async def begin() -> list:
         return await _handler().async_save(epath.Path(place.absolute()), args=ocp.args.PyTreeSave(arrays)) or []

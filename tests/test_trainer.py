@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from itertools import islice
 
 import jax
@@ -167,6 +168,8 @@ def test_a_folder_that_is_removed_under_the_run_is_one_line(tmp_path):
     def batches(state, _present):
         for number, batch in enumerate(stage(tmp_path, 9).batches(state, _present)):
             if number == 6:
+                while not checkpoint.step_folder(tmp_path / "base", 4).exists():
+                    time.sleep(0.01)
                 shutil.rmtree(tmp_path / "base")
             yield batch
 
