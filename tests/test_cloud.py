@@ -116,7 +116,7 @@ def test_the_data_command_is_nanochats(train) -> None:
 def test_what_comes_first_and_what_is_left_out(train) -> None:
     code, commands = train.run(NANOCHAT_PRESET="gpu-8-d24", NANOCHAT_EXTRAS="cuda12 store", NANOCHAT_RUN_DIR="/s/run")
     assert code == 0 and [words[0] for words in commands] == ["setup", "data", "tokenizer", "pretrain"]
-    assert commands[0] == ["setup", "cuda12", "cloud"]
+    assert commands[0] == ["setup", "cuda12", "store"]
     assert commands[2] == ["tokenizer", "--preset", "gpu-8-d24", "--run-dir", "/s/run"]
     # The default wait is long: workers fetch their data at different speeds.
     assert set(Path(f"{train.log}.env").read_text().split()) == {"NANOCHAT_COORDINATOR_TIMEOUT=900"}
