@@ -399,12 +399,12 @@ axes.set(xlabel="step", ylabel="loss (nats per token)", title="Your first traini
 axes.legend(ncols=2, loc="upper right", fontsize=8.5)
 show(
     figure,
-    alt="The loss of the smoke model starts at the dashed line ln V and falls, in a zigzag; its mean falls smoothly",
+    alt="The loss of the smoke model starts at the dashed line ln V and falls in a zigzag; its mean falls in small waves",
 )
 
 # %% [markdown] id="first-loss-words"
-# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing. The zigzag is not
-# the model: every step sees other text, and some of it is easier than other. The mean of 16 steps shows what is learned.
+# The curve starts *on* the dashed line, as it must: before its first step the model knows nothing. The thin
+# line goes up and down from batch to batch; the mean of 16 steps shows where it is going.
 
 # %% id="first-loss"
 _ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=0.03, name="first loss / ln V")
