@@ -227,10 +227,12 @@ class Saver:
                         storage.atomic_write_json(temporary / name, value, indent=None)
                     if self.shared:
                         self._publish(temporary, final, own is not None)
+                        stopping.keeps(job.step)
                 if self.shared:
                     self._copy(final)
                 else:
                     self.durable.push_whole(temporary, final, [one["pieces"] for one in others])
+                    stopping.keeps(job.step)
                     self.durable.prune(self.folder, self.keep, self.keep_every)
             self._behind = False
         except StoreError as failure:  # perhaps only for a while

@@ -30,7 +30,16 @@ each = pytest.mark.parametrize("stem", CHAPTERS)
 
 
 @pytest.fixture(scope="module")
-def runs(request):
+def kept(tmp_path_factory):
+    """The kernels keep what they compile, as they do for a reader; here for each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOCHAT_BASE_DIR", str(tmp_path_factory.mktemp("kept")))
+        patch.setenv("NANOCHAT_COMPILE_CACHE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(request, kept):
     """runs(stem, folder, number) -> the executed notebook. All that is selected starts at once, two at a time."""
     futures: dict[tuple[str, str, int], Future] = {}
     with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:

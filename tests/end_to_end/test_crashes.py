@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny import SETTINGS, corpus, ended, start
+from doors import SETTINGS, corpus, ended, start
 
 from nanochat_lib import checkpoint
 
@@ -109,7 +109,7 @@ def size_of(run):
 
 def strip(record):
     """Without what a clock says."""
-    return {k: v for k, v in record.items() if k not in ("seconds", "tokens_per_s", "mfu")}
+    return {k: v for k, v in record.items() if k not in ("seconds", "time", "tokens_per_s", "mfu")}
 
 
 def test_a_few_kills(base):

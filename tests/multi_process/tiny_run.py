@@ -132,6 +132,10 @@ def own_disks(runs, folder):
     store = str(folder / "store")
     runs.train(disk("a"), steps=3, durable=store)
     said = {"left": [path.name for path in (disk("a") / "base").iterdir()]}
+    with distributed.everyone():
+        if distributed.first():  # as opening a run does
+            disk("b").mkdir()
+            RunCopy(store, disk("b")).open()
     said["state"] = digest(runs.train(disk("b"), durable=store))
 
     plain, refused = Store.put_all, []
