@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -22,8 +24,16 @@ class MetricsLog:
     def append(self, **values: object) -> None:
         if distributed.first():
             line = json.dumps({name: plain(value) for name, value in values.items()})
-            with clear_disk_errors(self.path), open(self.path, "a", encoding="utf-8") as out:
-                out.write(line + "\n")
+            with clear_disk_errors(self.path), open(self.path, "a+b") as out:
+                if out.tell() and not self._whole(out):
+                    line = "\n" + line
+                out.write((line + "\n").encode())
+
+    @staticmethod
+    def _whole(file: BinaryIO) -> bool:
+        """Whether the last line has its end: a kill may have cut it short."""
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
     def start(self, stage: str, step: int, devices: int) -> None:
         """Notes that `stage` starts, or starts again, after `step`; `time` is in unix seconds."""
