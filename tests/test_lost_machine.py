@@ -13,6 +13,8 @@ from nanochat_lib.metrics import MetricsLog
 from nanochat_lib.pipeline import open_run
 from nanochat_lib.train_step import TrainState
 
+pytestmark = pytest.mark.slow  # a minute and a half: four stages, each compiled
+
 TINY = presets.override(
     presets.preset("cpu-smoke"),
     {

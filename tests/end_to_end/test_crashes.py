@@ -113,7 +113,7 @@ def strip(record):
 
 
 def test_a_few_kills(base):
-    kill_and_continue(base, 5, int(os.environ.get("NANOCHAT_CRASH_SEED") or random.randrange(10**6)))
+    kill_and_continue(base, 3, int(os.environ.get("NANOCHAT_CRASH_SEED") or random.randrange(10**6)))
 
 
 @pytest.mark.slow

@@ -233,7 +233,9 @@ def papermill_run(base, tmp_path, number, group):
                 kernel.kill()
 
 
-@pytest.mark.parametrize(("number", "code", "group"), [(TERM, 75, True), (INT, 130, False)])
+@pytest.mark.parametrize(
+    ("number", "code", "group"), [(TERM, 75, True), pytest.param(INT, 130, False, marks=pytest.mark.slow)]
+)
 def test_the_whole_run_saves_in_its_kernel_and_ends_with_it(base, tmp_path, number, code, group):
     found, said, folder = papermill_run(base, tmp_path, number, group)
     status = json.loads((folder / "status.json").read_text())
