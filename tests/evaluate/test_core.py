@@ -94,7 +94,7 @@ def naive(params, ids, start, end):
 def test_batched_scores_equal_one_by_one(params):
     rng = np.random.default_rng(1)
     items = []
-    for length in rng.integers(3, 100, 23):
+    for length in map(int, rng.choice([3, 17, 41, 64, 99], 23)):  # each compiles anew one by one
         ids = rng.integers(0, 299, length).tolist()
         start = int(rng.integers(1, length))
         items.append(Span(ids, start, length))

@@ -190,6 +190,7 @@ def test_ctrl_c_in_one_stops_both_at_one_step(killed, second):
         assert one["agreed"] and f"stopped by {word} after step {step}, which is saved" in one["message"], pair.text(i)
 
 
+@pytest.mark.slow
 def test_both_end_in_time_when_one_does_not_come_to_a_common_step(killed, second):
     pair = Pair(killed[0], "hanging")
     assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
