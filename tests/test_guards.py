@@ -86,7 +86,7 @@ def test_a_batch_that_is_filled_again_behind_our_back(tmp_path):
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_copies_out_of_the_same_buffer_are_welcome(tmp_path, micro_batches):
-    train(stage(tmp_path, 3, batches=staged(micro_batches, views=False)), fresh())
+    assert train(stage(tmp_path, 3, batches=staged(micro_batches, views=False)), fresh()).step == 3
 
 
 def test_a_batch_of_the_step_before(tmp_path):
@@ -106,7 +106,7 @@ def test_padding_may_repeat(tmp_path):
                 x[1] = value
             yield batch
 
-    train(stage(tmp_path, 3, batches=batches), fresh())
+    assert train(stage(tmp_path, 3, batches=batches), fresh()).step == 3
 
 
 # ---- ids and labels
@@ -230,7 +230,7 @@ def test_the_first_loss_is_asked_for_once(tmp_path):
     """A restart goes on with a trained model."""
     band = guards.near_uniform(64)
     train(stage(tmp_path, 4, first_loss=band), fresh())
-    train(stage(tmp_path, 8, first_loss=replace(band, low=9.0, high=10.0)), fresh())
+    assert train(stage(tmp_path, 8, first_loss=replace(band, low=9.0, high=10.0)), fresh()).step == 8
 
 
 @pytest.mark.parametrize(
