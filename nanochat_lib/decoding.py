@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib.calculator import calculate
+from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.sampling import next_power, sample
 from nanochat_lib.sizing import GPTConfig
 
@@ -205,7 +205,7 @@ class Batch:
         self.calls[row].append(ToolCall(expression, value))
         if value is None:
             return
-        output = [output_start, *self.tokenizer.encode(str(value)), output_end]
+        output = [output_start, *self.tokenizer.encode(result_text(value)), output_end]
         if self.step + len(output) <= self.limit[row]:
             self.forced[row, self.step : self.step + len(output)] = output
         else:
