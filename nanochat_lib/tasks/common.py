@@ -79,7 +79,7 @@ def extract_letter(text: str, letters: Sequence[str] = tuple(ascii_uppercase)) -
     """'C', 'C. 12', '(C)', '**C**' -> 'C'; None when the reply does not begin with one of `letters` on its own."""
     match = _LETTER.match(text)
     letter = match and (match.group(1) or match.group(2))
-    return letter if letter in letters else None
+    return letter if letter and letter in letters else None
 
 
 class Task:

@@ -95,13 +95,20 @@ def _open(folder: Path) -> list[pyarrow.RecordBatch]:
 
 
 def _decoded(path: Path) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of a parquet file, BATCH_ROWS at a time. UserError that names a damaged file."""
-    import pyarrow
+    """The rows of a parquet file, BATCH_ROWS at a time."""
     import pyarrow.parquet as pq
 
+    with _naming(path), pq.ParquetFile(path, pre_buffer=False) as file:
+        yield from file.iter_batches(BATCH_ROWS, use_threads=False)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turns what pyarrow says of a damaged file in the block into a UserError that names the file."""
+    import pyarrow
+
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            yield from file.iter_batches(BATCH_ROWS, use_threads=False)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(
             f"{path} ({path.stat().st_size:,} bytes) cannot be read as parquet: {str(error).splitlines()[0]}; "
@@ -139,7 +146,8 @@ def _write_mapped(path: Path, files: list[Path], source: str) -> None:
     import pyarrow
     import pyarrow.parquet as pq
 
-    schema = pq.read_schema(files[0]).with_metadata({"source": source})
+    with _naming(files[0]):
+        schema = pq.read_schema(files[0]).with_metadata({"source": source})
     check_room(path.parent, sum(_size(file) for file in files))
     temporary = temporary_name(path)
     try:
@@ -156,7 +164,8 @@ def _size(path: Path) -> int:
     """Bytes of the decoded columns, about."""
     import pyarrow.parquet as pq
 
-    metadata = pq.read_metadata(path)
+    with _naming(path):
+        metadata = pq.read_metadata(path)
     return sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
 
 
