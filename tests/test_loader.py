@@ -4,6 +4,7 @@ import gc
 import json
 import threading
 import time
+import tracemalloc
 from dataclasses import replace
 from itertools import islice
 
@@ -581,6 +582,48 @@ def test_one_pass_uses_every_conversation_once_and_pads_the_end():
 def test_steps_of_one_pass():
     mixture = [chat(("a", "b" * 40))] * 10  # 47 tokens: one a row
     assert [count_chat_steps(mixture, TOKENIZER, 2, 48, micro) for micro in (1, 2, 5, 7)] == [5, 3, 1, 1]
+
+
+@pytest.mark.parametrize(("count", "rows", "parts", "world"), [(57, 4, 1, 1), (301, 2, 3, 1), (130, 1, 2, 3)])
+def test_counted_steps_are_those_of_the_loader(count, rows, parts, world):
+    """Lengths alone give the rows that packing the tokens gives, process by process, cut conversations included."""
+    mixture = chats(count, longest=70, seed=count)
+    for rank in range(world):
+        share = {"rank": rank, "world": world}
+        with chat_loader(mixture, rows=rows, one_pass=True, **share) as stream:
+            batches = list(stream)
+        assert count_chat_steps(mixture, TOKENIZER, rows, 48, parts, **share) == -(-len(batches) // parts)
+        report = loader.chat_report(mixture, TOKENIZER, 48, buffer=100, **share)
+        assert report.supervised == sum(int((b.targets >= 0).sum()) for b in batches)
+        assert report.truncated == batches[-1].after["truncated"] and report.conversations == len(mixture[rank::world])
+
+
+def test_counting_keeps_no_conversation():
+    """Memory of a pass over a large mixture: a number a conversation."""
+
+    class Made(list):
+        def __len__(self):
+            return 3000
+
+        def __getitem__(self, index):
+            return chat(("q", "a" * 2000))
+
+    tracemalloc.start()
+    report = loader.chat_report(Made(), TOKENIZER, 4096, buffer=100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert report.tokens == 3000 * 2007 and peak < 1e6, peak
+
+
+def test_all_tokens_are_trained_but_padding():
+    (batch,) = chat_loader([chat(("hi", "yo"), ("q", "r"))], rows=1, length=18, one_pass=True, all_tokens=True)
+    (masked,) = chat_loader([chat(("hi", "yo"), ("q", "r"))], rows=1, length=18, one_pass=True)
+    assert batch.inputs.tolist() == masked.inputs.tolist()
+    ids = batch.inputs[0].tolist()
+    used = 15
+    assert batch.targets[0].tolist() == [*ids[1:used], *[-1] * (18 - used + 1)]
+    with pytest.raises(UserError, match="all_tokens"):  # a stream is not continued as the other kind
+        chat_loader(chats(9), all_tokens=True, state=next(iter(chat_loader(chats(9)))).state)
 
 
 def test_conversations_longer_than_a_row_do_not_stall_the_loader():

@@ -209,6 +209,24 @@ def test_a_partial_run_says_what_is_not_evaluated(tmp_path, done):
         assert tables.STAGE_TITLES["eval_chat"] in text
 
 
+@pytest.mark.parametrize("mixture", ["none", "nanochat-historic"])
+def test_midtraining_stands_in_the_report_of_a_run_that_has_it(tmp_path, mixture):
+    run = make_run(tmp_path / "run")
+    (run / "config.json").write_text(json.dumps({"preset": "cpu-smoke", "seed": 3, "mid": {"mixture": mixture}}))
+    if mixture != "none":
+        report = build_report(run, MACHINE)
+        assert report["missing"] == ["mid"] and list(report["stages"]) == [*STAGES[:3], "mid", *STAGES[3:]]
+    figures = {"mixture": mixture, "val_loss_first": 4.0, "val_loss_last": 2.5, "tokens": 5120}
+    record = {"name": "mid", "key": "k", "seconds": 30.0, "figures": figures, "finished": True}
+    (run / "stages" / "mid.json").write_text(json.dumps(record))
+    report = write_report(run, MACHINE)
+    here = mixture != "none"
+    assert report["missing"] == [] and ("mid" in report["stages"]) == here
+    assert report["total_seconds"] == sum(10 + i for i in range(6)) + 30 * here
+    for name in ("report.md", "report.html"):
+        assert ("Midtraining" in (run / name).read_text(encoding="utf-8")) == here
+
+
 def test_a_stage_that_was_stopped_is_told_apart_from_one_that_never_ran(tmp_path):
     run = make_run(tmp_path / "run", STAGES[:2])
     record = {"name": "sft", "key": "k", "seconds": 7.0, "figures": {}, "finished": False}
