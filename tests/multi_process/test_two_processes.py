@@ -36,7 +36,7 @@ class Pair:
                 [sys.executable, "-W", "ignore", tiny_run.__file__, str(folder), *commands],
                 env=os.environ | {
                     "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "NANOCHAT_PROCESSES": "2",
-                    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+                    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
                     "NANOCHAT_COORDINATOR": f"127.0.0.1:{port}", "NANOCHAT_PROCESS_ID": str(i),
                     "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
