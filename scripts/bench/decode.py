@@ -11,7 +11,6 @@ a seed. Example:
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from functools import partial
@@ -23,10 +22,8 @@ import numpy as np
 from nanochat_lib import gpt
 from nanochat_lib.batching import BatchingEngine, Request
 from nanochat_lib.engine import Engine
-from nanochat_lib.kv_cache import row_bytes
 from nanochat_lib.layers import norm
 from nanochat_lib.sizing import GPTConfig
-from nanochat_lib.tokenizer import Tokenizer
 
 
 def plain_cache(config: GPTConfig, rows: int) -> list[tuple[jax.Array, jax.Array]]:
