@@ -240,3 +240,25 @@ terminal.chat(None, Tokenizer([]), stdin=io.StringIO("/help\\n"), stdout=io.Stri
 assert not {"rich", "prompt_toolkit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-B", "-c", code], check=True)
+
+
+def test_a_turn_runs_only_what_is_new_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real engine, that its answers stay the same is shown in test_batching."""
+    import jax.numpy as jnp
+    import vectors
+
+    from nanochat_lib import gpt
+    from nanochat_lib.engine import Engine
+    from nanochat_lib.rows import Rows
+    from nanochat_lib.sizing import GPTConfig
+
+    config = GPTConfig(sequence_len=128, vocab_size=320, n_layer=1, n_head=1, n_kv_head=1, n_embd=32)
+    params = {name: jnp.asarray(vectors.fill(name, shape)) for name, shape in gpt.param_shapes(config).items()}
+    engine, filled = Engine(config, params, TOKENIZER), []
+    real = Rows.fill
+    monkeypatch.setattr(Rows, "fill", lambda self, *a: filled.append(real(self, *a)) or filled[-1])
+    lines = ["one", "two is longer", "three"]
+    shown = talk(engine, *lines, temperature=0.9, seed=3, max_tokens=9)
+    assert len(shown) > 20
+    # Each turn: the markers around the user's text, and of the answer before its last token and its end.
+    assert len(filled) == 3 and sum(filled) <= sum(len(line) + 5 for line in lines)

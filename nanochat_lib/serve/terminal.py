@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
-from nanochat_lib.batching import BatchingEngine
-from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
 from nanochat_lib.sampling import check_sampling
 from nanochat_lib.tokenizer import StreamDecoder
@@ -53,12 +51,21 @@ def chat(
         raise UserError(f"max_tokens {max_tokens} must be at least 1")
     stdin, stdout = stdin or sys.stdin, stdout or sys.stdout
     screen = Screen(stdout)
-    with BatchingEngine(engine, rows=1) if isinstance(engine, Engine) else nullcontext(engine) as answering:
+    with keeping_its_text(engine) as answering:
         session = Session(answering, tokenizer, screen, temperature, top_k, top_p, max_tokens, seed)
         if prompt is not None:
             session.answer(prompt)
         else:
             converse(session, screen, stdin, title if stdin.isatty() and stdout.isatty() else None)
+
+
+def keeping_its_text(engine: Any) -> AbstractContextManager:
+    """An Engine with one row that remembers; anything else as it is."""
+    if not hasattr(engine, "setup"):
+        return nullcontext(engine)
+    from nanochat_lib.batching import BatchingEngine
+
+    return BatchingEngine(engine, rows=1)
 
 
 def converse(session: Session, screen: Screen, stdin: TextIO, title: str | None) -> None:
