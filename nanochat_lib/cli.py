@@ -101,6 +101,7 @@ def chat(args: argparse.Namespace) -> None:
         prompt=args.prompt,
         temperature=args.temperature,
         top_k=args.top_k,
+        top_p=args.top_p,
         max_tokens=args.max_tokens,
         seed=args.seed,
     )
@@ -228,6 +229,9 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and stop")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="0 = always the likeliest token")
     parser.add_argument("--top-k", type=int, default=50, metavar="N", help="sample among the N likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="X", help="… and of these among the fewest that make up this share"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
 
