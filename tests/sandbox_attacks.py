@@ -414,7 +414,7 @@ PROCESSES = [
     Attack(
         "hold-output",
         "ends, but leaves a process that holds its output open",
-        "if not os.fork(): time.sleep(6)",
+        "if not os.fork(): time.sleep(5.5)",
         limits="stops",
         options={"processes": 8},
     ),
@@ -444,9 +444,9 @@ TIME = [
     Attack(
         "burn",
         "uses more processor time than allowed, in bits",
-        "t = time.time()\nwhile time.time() < t + 4: pass\nharm()",
+        "t = time.time()\nwhile time.time() < t + 1.5: pass\nharm()",
         limits="stops",
-        options={"cpu_seconds": 0.5},
+        options={"cpu_seconds": 0.4},
     ),
 ]
 
@@ -550,8 +550,8 @@ SIZES = [
     ),
     Attack(
         "many-files-kept",
-        "makes 12,000 files in a folder that is kept",
-        "for n in range(12000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\nharm()",
+        "makes 10,500 files in a folder that is kept",
+        "for n in range(10500): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\nharm()",
         limits="stops",
         options=SMALL,
         bare=None,
@@ -566,8 +566,8 @@ SIZES = [
     ),
     Attack(
         "many-files",
-        "makes 12,000 files",
-        "for n in range(12000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(0.5); harm()",
+        "makes 10,500 files",
+        "for n in range(10500): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))\ntime.sleep(0.5); harm()",
         limits="stops",
         options=SMALL,
     ),
@@ -587,7 +587,7 @@ SIZES = [
         "stubborn-folder",
         "leaves closed and very deep folders",
         "os.mkdir('closed'); open('closed/f', 'w'); os.chmod('closed', 0)\n"
-        "for n in range(1500): os.mkdir('deep'); os.chdir('deep')",
+        "for n in range(900): os.mkdir('deep'); os.chdir('deep')",
         limits="stops",
         bare=None,
     ),

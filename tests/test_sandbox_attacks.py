@@ -106,7 +106,7 @@ def bare(attack: Attack, target: Target) -> str | None:
         stderr=subprocess.PIPE, cwd=target.scratch, close_fds=False, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=5)
+        out, err = process.communicate(timeout=1.5 if "timeout" in attack.options else 10)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

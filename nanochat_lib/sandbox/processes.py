@@ -9,6 +9,7 @@ import time
 from nanochat_lib.sandbox.syscalls import SIGKILL
 
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+PROC = os.path.isdir("/proc/self/task")  # Linux's; other systems have `ps`
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -23,13 +24,16 @@ def _read(path: str) -> str:
 def _ps(*options: str) -> list[str]:
     import subprocess  # takes long to load and Linux does without
 
-    return subprocess.run(["ps", *options], capture_output=True, text=True, check=False).stdout.splitlines()
+    try:
+        return subprocess.run(["ps", *options], capture_output=True, text=True, check=False).stdout.splitlines()
+    except OSError:
+        return []  # not even that: only this process's own child is watched
 
 
 def _parents() -> dict[int, list[int]]:
     """Parent → children, of every process that can be seen."""
     found: dict[int, list[int]] = {}
-    if os.path.isdir("/proc/self/task"):
+    if PROC:
         for name in os.listdir("/proc"):
             if name.isdigit() and (text := _read(f"/proc/{name}/stat")):
                 found.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(name))
@@ -42,7 +46,7 @@ def _parents() -> dict[int, list[int]]:
 
 def children(pid: int) -> list[int]:
     """The processes that `pid` started and that have not ended."""
-    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
+    if not PROC or not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         return _parents().get(pid, [])
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -53,7 +57,7 @@ def children(pid: int) -> list[int]:
 
 def family(pid: int) -> list[int]:
     """All that descends from `pid`, itself not among them."""
-    if not os.path.exists("/proc/self/task"):
+    if not PROC:
         table = _parents()
         found, queue = [], [pid]
         while queue:
@@ -71,7 +75,7 @@ def family(pid: int) -> list[int]:
 
 def memory(pids: list[int], limit: int) -> int:
     """Bytes of memory these processes hold; pages they share count once, if the quick sum is above `limit`."""
-    if not os.path.exists("/proc/self/task"):
+    if not PROC:
         return sum(int(line) * 1024 for line in _ps("-o", "rss=", "-p", ",".join(map(str, pids)))) if pids else 0
     resident = {pid: int((_read(f"/proc/{pid}/statm").split() or ["0", "0"])[1]) * PAGE for pid in pids}
     if len(pids) < 2 or sum(resident.values()) <= limit:
@@ -121,7 +125,7 @@ def cpu_seconds(pids: list[int]) -> float:
 def tasks_of_user() -> int:
     """Threads of this user on the whole machine: what RLIMIT_NPROC counts where there is no user namespace."""
     total = 0
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self/task") else ():
+    for name in os.listdir("/proc") if PROC else ():
         try:
             if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
                 total += len(os.listdir(f"/proc/{name}/task"))
