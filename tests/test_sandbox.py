@@ -64,11 +64,17 @@ def test_memory(use: str) -> None:
     assert sandbox.run_code("x = bytearray(1 << 28)", memory_bytes=None, use=use).success
 
 
-DANGEROUS = [
-    "import os; os.system('true')", "import shutil; shutil.rmtree('.')",
-    "import subprocess; subprocess.Popen(['true'])", "import os; os.kill(os.getpid(), 9)", "import os; os.fork()", "import subprocess; subprocess.run(['true'])",
-    "import psutil", "import resource", "input()",
-]  # fmt: skip
+DANGEROUS = """
+import os; os.system('true')
+import os; os.kill(os.getpid(), 9)
+import os; os.fork()
+import shutil; shutil.rmtree('.')
+import subprocess; subprocess.Popen(['true'])
+import subprocess; subprocess.run(['true'])
+import psutil
+import resource
+input()
+""".strip().splitlines()
 
 
 @each_level

@@ -1,4 +1,4 @@
-"""Every attack of sandbox_attacks.py, at every level that works here and without a sandbox.
+"""Every attack of sandbox_attacks*.py, at every level that works here and without a sandbox.
 
 At the strong levels none succeeds. The weakest lets exactly those through that docs/sandbox.md lists. Without a sandbox
 they succeed: an attack that nobody's code can carry out would prove nothing.
@@ -18,7 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sandbox_attacks import ATTACKS, START, Attack
+from sandbox_attack import Attack
+from sandbox_attacks import ATTACKS
 
 from nanochat_lib import sandbox
 from nanochat_lib.errors import UserError
@@ -102,7 +103,7 @@ def bare(attack: Attack, target: Target) -> str | None:
     """The attack without a sandbox, as a plain child process."""
     began = time.monotonic()
     process = subprocess.Popen(
-        [*PYTHON, START + attack.code, target.words()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [*PYTHON, attack.program(), target.words()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, cwd=target.scratch, close_fds=False, start_new_session=True,
     )  # fmt: skip
     try:
@@ -129,7 +130,7 @@ def sandboxed(attack: Attack, target: Target, use: str) -> str | None:
     began = time.monotonic()
     try:
         result = sandbox.run(
-            [*PYTHON, START + attack.code, target.words()], readable=[target.shared], use=use,
+            [*PYTHON, attack.program(), target.words()], readable=[target.shared], use=use,
             scratch=target.scratch if own else None, **options,
         )  # fmt: skip
     except UserError as error:
