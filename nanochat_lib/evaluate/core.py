@@ -50,7 +50,9 @@ def score_spans(
     return scorer(params, items, pad_id, advance)
 
 
-def encode_block(task: CoreTask, examples: list[dict], block: list[int], tokenizer: Tokenizer) -> list[list[np.ndarray]]:
+def encode_block(
+    task: CoreTask, examples: list[dict], block: list[int], tokenizer: Tokenizer
+) -> list[list[np.ndarray]]:
     """The encoded prompts of the examples in `block`, a list each. One call: the tokenizer works in several threads."""
     texts = [render_prompts(task, examples, i) for i in block]
     rows = iter(tokenizer.encode_arrays([text for group in texts for text in group], prepend=tokenizer.bos_id))

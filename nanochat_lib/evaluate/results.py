@@ -63,7 +63,7 @@ class Results:
         return self.folder / f"{quote(task, safe=' ')}.json"
 
     def done(self, identities: dict[str, str]) -> dict[str, dict]:
-        """{task: stored result} of those that are there and ask the same questions. All processes call this together."""
+        """{task: stored result} of those that are there and ask the same questions. All processes call it together."""
         if self.folder is None:
             return {}
 

@@ -1,4 +1,4 @@
-"""Likelihoods of many continuations at once: in a few padded shapes, over all devices, with logits only where they count.
+"""Likelihoods of many continuations at once: few padded shapes, all devices, logits only where they count.
 
 A row is a prefix and one or more branches that continue it:
 
@@ -161,7 +161,11 @@ class Scorer:
                 yield shape, taken[shape][first : first + self.rows(shape)]
 
     def __call__(
-        self, params: gpt.Params, spans: Sequence[Span], pad_id: int, advance: Callable[[int], None] = lambda spans: None
+        self,
+        params: gpt.Params,
+        spans: Sequence[Span],
+        pad_id: int,
+        advance: Callable[[int], None] = lambda spans: None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """(mean nll, exact match) of every span; `params` as `place` left them. `advance(n)`: n spans more are done."""
         nll, exact = np.zeros(len(spans)), np.zeros(len(spans), bool)

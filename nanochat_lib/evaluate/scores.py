@@ -112,7 +112,7 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def unpaired_difference(a: float, count_a: int, b: float, count_b: int) -> Difference:
-    """Of accuracies over different questions, or whose single answers were not kept: Newcombe's interval, z test's p."""
+    """Of accuracies over different questions, or without their single answers: Newcombe's interval, the z test's p."""
     low_a, high_a = wilson(a * count_a, count_a)
     low_b, high_b = wilson(b * count_b, count_b)
     value = b - a

@@ -82,7 +82,7 @@ def made_up(folder: Path, examples: int) -> None:
 
 
 def model_of(args: argparse.Namespace, tasks: list[CoreTask]) -> tuple[GPTConfig, gpt.Params, Tokenizer]:
-    """A model that no text has trained, but whose every matrix says something, and a tokenizer for the bundle's text."""
+    """A model that no text has trained, but whose every matrix says something; a tokenizer for the bundle's text."""
     texts = [json.dumps(example, ensure_ascii=False) for task in tasks for example in task.examples[:2000]]
     tokenizer = Tokenizer.train(texts, min(args.vocab, 8192), strict=False)
     width = 64 * args.depth

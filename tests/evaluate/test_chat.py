@@ -84,8 +84,10 @@ class Scripted:
         self.tokenizer, self.texts = tokenizer, texts
 
     def generate_batch(self, prompts, **options):
+        texts, self.texts = self.texts[: len(prompts)], self.texts[len(prompts) :]
+
         class Out:
-            sequences = [p + self.tokenizer.encode(t) for p, t in zip(prompts, self.texts, strict=True)]
+            sequences = [p + self.tokenizer.encode(t) for p, t in zip(prompts, texts, strict=True)]
             finished = ["end"] * len(prompts)
 
         return Out
@@ -94,10 +96,10 @@ class Scripted:
 def test_gold_answers_score_one_and_empty_ones_zero(tokenizer):
     task = Echo()
     gold = [task[i]["messages"][-1]["content"] for i in range(12)]
-    figures = evaluate_task(Scripted(tokenizer, gold), tokenizer, task, -1, 4, 8)
+    figures, _ = evaluate_task(Scripted(tokenizer, gold), tokenizer, task, -1, 4, 8)
     assert figures["accuracy"] == 1 and figures["stderr"] == 0 and figures["examples"] == 12
-    assert evaluate_task(Scripted(tokenizer, [""] * 12), tokenizer, task, -1, 4, 8)["accuracy"] == 0
-    half = evaluate_task(Scripted(tokenizer, gold[:5]), tokenizer, task, 5, 4, 8)
+    assert evaluate_task(Scripted(tokenizer, [""] * 12), tokenizer, task, -1, 4, 8)[0]["accuracy"] == 0
+    half, _ = evaluate_task(Scripted(tokenizer, gold[:5]), tokenizer, task, 5, 4, 8)
     assert half["examples"] == 5 and half["ended_share"] == 1
 
 
