@@ -71,7 +71,8 @@ def results_of(folder: Path, model: str) -> dict[tuple[str, str], list[Found]]:
     found: dict[tuple[str, str], list[Found]] = {}
     steps = sorted(path for path in (folder / FOLDER / model).glob("step_*") if path.is_dir())
     recorded = stage_figures(folder, model)
-    for path in steps[-1].glob("*/*.json") if steps else ():
+    written = lambda path: (path.stat().st_mtime_ns, path.name)  # noqa: E731
+    for path in sorted(steps[-1].glob("*/*.json"), key=written) if steps else ():  # in the evaluation's order
         if path.name == OPTIONS or TEMPORARY in path.name:
             continue
         stored = read_result(path)

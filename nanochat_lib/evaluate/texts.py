@@ -68,12 +68,12 @@ def bpb_of_text(
         blank = -len(inputs) % rows
         inputs = np.pad(inputs, ((0, blank), (0, 0)))
         targets = np.pad(targets, ((0, blank), (0, 0)), constant_values=IGNORED)
-        with Progress(len(inputs) // rows, title, unit="batch") as bar:
+        with Progress(len(inputs), title, unit="window") as bar:
             for first in range(0, len(inputs), rows):
                 check_preempted()
                 part = slice(first, first + rows)
                 nats += float(jax.device_get(eval_step(params, inputs[part], targets[part], every)[2]))
-                bar.update(1)
+                bar.update(rows)
     return {
         "bpb": nats / (math.log(2) * size) if size else math.inf,
         "bytes": size,
