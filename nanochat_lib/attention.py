@@ -89,6 +89,11 @@ def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) 
     return (weights.astype(v.dtype) @ v).reshape(b, h, tq, d)
 
 
+def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Queries that see what a mask says: q (B, H, Tq, D), k and v (B, K, Tk, D), mask (B, Tq, Tk) → (B, H, Tq, D)."""
+    return _softmax_average(q, k, v, mask[:, None, None])
+
+
 @lru_cache(maxsize=64)
 def parse_backend(backend: str) -> tuple[str, str, bool]:
     """(kernel, chip, interpret) of a backend's name: "splash:v6e" is ("splash", "v6e", False)."""

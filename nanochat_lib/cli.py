@@ -7,8 +7,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nanochat_lib import __version__, stopping
 from nanochat_lib.errors import UserError, explain
@@ -16,15 +17,20 @@ from nanochat_lib.errors import UserError, explain
 DEFAULT_PRESET = "cpu"
 
 
+def _processes(args: argparse.Namespace) -> None:
+    """What the options say about the processes of a run, for distributed.start."""
+    for option, (variable, _, _) in PROCESSES.items():
+        given = getattr(args, option.replace("-", "_"), None)
+        if given is not None:
+            os.environ[variable] = given
+
+
 def _stages(args: argparse.Namespace, *names: str) -> None:
     """Opens the run and does these stages of it."""
     from nanochat_lib.finish import finishing
     from nanochat_lib.pipeline import default_run_dir, open_run
 
-    for option, (variable, _, _) in PROCESSES.items():
-        given = getattr(args, option.replace("-", "_"), None)
-        if given is not None:
-            os.environ[variable] = given
+    _processes(args)
     config = run_config(args)
     folder = args.run_dir or default_run_dir(config)
     with finishing(folder, config.ops) as ending:
@@ -55,11 +61,12 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _show(figures: dict) -> None:
-    from nanochat_lib.report import tables
+    from nanochat_lib.report import scores, tables
 
     print(tables.figures_table(figures))
     if "core_tasks" in figures:
         print(tables.core_table(figures["core_tasks"]))
+        print("".join(f"{line}\n" for line in scores.warnings(figures["core_tasks"])), end="")
     if "stages" in figures:
         print(tables.chat_table(figures["stages"]))
 
@@ -80,8 +87,29 @@ def rl(args: argparse.Namespace) -> None:
     _stages(args, "rl")
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    _stages(args, *(f"eval_{name}" for name in ("base", "chat") if args.stage in (name, "all")))
+def evaluate(args: argparse.Namespace) -> int | None:
+    return args.act(args)
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace) -> Iterator[Any]:
+    """A run that is there, opened to look at its models; it is not trained."""
+    from nanochat_lib import distributed
+    from nanochat_lib.pipeline import default_run_dir, open_run
+
+    _processes(args)
+    args = argparse.Namespace(**{"preset": None, "seed": None, "corpus": None, "set": []} | vars(args))
+    config = run_config(args)
+    folder = Path(args.run_dir or default_run_dir(config))
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
+    run = open_run(folder, config)
+    try:
+        with distributed.together():
+            yield run
+        run.share_files()
+    finally:
+        run.close()
 
 
 def report(args: argparse.Namespace) -> None:
@@ -217,9 +245,9 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
-    _run_options(parser)
-    _finish_option(parser)
-    parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
+    from nanochat_lib.eval_commands import options
+
+    options(parser, _stage_options, _stages, _opened, _Parser)
 
 
 def _chat_options(parser: argparse.ArgumentParser) -> None:

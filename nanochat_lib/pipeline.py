@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nanochat_lib import presets, run_folder
 from nanochat_lib.errors import UserError
-from nanochat_lib.presets import RunConfig
+from nanochat_lib.presets import RunConfig, nearest
 from nanochat_lib.storage import atomic_write_json, read_json
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _borrow(run: Run, mine: str, now: bool) -> Run:
     return run
 
 
-TRAINING = ("pretrain", "sft", "rl")  # stages that all processes work on; process 0 does the others for all
+IN_COMMON = ("pretrain", "eval_base", "sft", "rl", "eval_chat")  # all processes work on them; process 0 does the others
 
 
 def together(work: Callable[[], dict]) -> dict:
@@ -250,8 +250,6 @@ class Run:
         from nanochat_lib.hardware import device_peak_gb
         from nanochat_lib.price import price_here
 
-        if name.startswith("eval") and distributed.count() > 1:
-            raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
         began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
@@ -286,7 +284,8 @@ class Run:
         write(path, record)
         try:
             with supervise.supervised(self.dir, name, self.config.ops):
-                found = work() if name in TRAINING else together(work)
+                with distributed.together():
+                    found = work() if name in IN_COMMON else together(work)
             record["figures"] = found | {"peak_memory_gb": peak_memory_gb(), "device_peak_gb": device_peak_gb()}
             record["finished"] = True
         finally:
@@ -378,35 +377,13 @@ class Run:
                 getattr(self, name)()
 
     def eval_base(self) -> StageResult:
-        """Scores the base model, and the untrained one beside it, on the CORE-shaped bundle of the world."""
+        """Scores the base model on CORE; a run for an accelerator also on its corpus, with samples of its writing."""
         self._need("tokenizer", "pretrain")
 
         def work() -> dict:
-            import jax
+            from nanochat_lib.evaluations import base_stage
 
-            from nanochat_lib import gpt
-            from nanochat_lib.evaluate.core import evaluate_core
-            from nanochat_lib.hardware import compute_dtype
-            from nanochat_lib.primer.bundle import FACT_TASKS, write_core_bundle
-
-            bundle = self.dir / "core_bundle"
-            write_core_bundle(self.world, bundle)
-            model, params, tokenizer = self.load_model("base")
-            options = {
-                "max_per_task": self.config.evaluation.core_max_per_task,
-                "rows": self.config.evaluation.batch_rows,
-                "dtype": compute_dtype(self.config.compute.dtype, jax.default_backend()),
-            }
-            untrained = gpt.init_params(model, jax.random.key(self.config.seed))
-            before = evaluate_core(model, untrained, tokenizer, bundle, title="core, untrained", **options)
-            after = evaluate_core(model, params, tokenizer, bundle, title="core", **options)
-            for label, figures in after["core_tasks"].items():
-                figures["centered_untrained"] = before["core_tasks"][label]["centered"]
-            return after | {
-                "core_before": before["core"],
-                "core_facts": sum(after["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-                "core_facts_before": sum(before["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-            }
+            return base_stage(self)
 
         return self._stage("eval_base", ("evaluation",), ("pretrain",), work)
 
@@ -448,23 +425,39 @@ class Run:
         self._need("tokenizer", "pretrain", "sft", "rl")
 
         def work() -> dict:
-            from nanochat_lib.evaluate.chat import chat_samples, evaluate_chat
-            from nanochat_lib.tasks.primer import chat_eval_tasks, sample_questions
+            from nanochat_lib.evaluations import chat_stage
 
-            settings = self.config.evaluation
-            stages, samples = {}, []
-            for stage in CHAT_STAGES:
-                engine = self.engine(stage)
-                tokenizer = engine.tokenizer
-                stages[stage] = evaluate_chat(
-                    engine, tokenizer, chat_eval_tasks(self.world), max_per_task=settings.chat_max_per_task,
-                    rows=settings.batch_rows, max_new_tokens=settings.chat_max_new_tokens, title=f"chat, {stage}",
-                )  # fmt: skip
-                questions = sample_questions(self.world)
-                samples += chat_samples(engine, tokenizer, questions, stage, settings.chat_max_new_tokens)
-            return {"stages": stages, "samples": samples}
+            return chat_stage(self, list(CHAT_STAGES))
 
         return self._stage("eval_chat", ("evaluation",), ("rl",), work)
+
+    def measure(self, kind: str, wanted) -> dict[str, dict]:
+        """{model: figures} of a "base" or "chat" evaluation by other choices (evaluations.Wanted) than the settings.
+
+        Nothing is trained for it, and the report stays as it is.
+        """
+        from nanochat_lib import evaluations
+
+        for model in wanted.models:
+            if model not in CHAT_STAGES:
+                raise UserError(f"unknown model {model!r}; {nearest(model, list(CHAT_STAGES))}")
+        if kind == "base":
+            return evaluations.measure_base(self, wanted)
+        return evaluations.measure_chat(self, wanted, self.trained())
+
+    def trained(self) -> list[str]:
+        """The models that have a checkpoint here or in the run's copy. UserError when none has."""
+        from nanochat_lib import checkpoint
+
+        found = [stage for stage in CHAT_STAGES if checkpoint.latest(self.fetch(stage))[0] is not None]
+        if not found:
+            raise UserError(f"{self.dir} holds no trained model; run `nanochat run --run-dir {self.dir}` first")
+        return found
+
+    def push_files(self) -> None:
+        """Brings the run's small files to its copy, if it has one; process 0 alone."""
+        if self.copy is not None:
+            self.copy.push_files()
 
     def engine(self, stage: str):
         """An Engine with the newest model of "base", "sft" or "rl", in the run's compute dtype."""

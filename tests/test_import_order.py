@@ -22,7 +22,7 @@ ORDER = """
     twin twin_optim upstream
     calculator sampling decoding engine answer_text rows batching
     tasks evaluate pretrain sft rl compiled preflight serve
-    report course pipeline convert capstone cli __main__
+    report course evaluations pipeline convert capstone eval_commands cli __main__
 """.split()
 
 HEAVY = {

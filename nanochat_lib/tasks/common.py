@@ -93,6 +93,10 @@ class Task:
         """1.0 when `completion` answers the conversation's question, else 0.0."""
         raise NotImplementedError
 
+    def answered(self, conversation: Conversation, completion: str) -> bool:
+        """Whether `completion` holds an answer in the form that is asked for, right or wrong."""
+        return bool(completion.strip())
+
     def reward(self, conversation: Conversation, completion: str) -> float:
         """What reinforcement learning maximises; the score unless a task says otherwise."""
         return self.evaluate(conversation, completion)
