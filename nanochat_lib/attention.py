@@ -138,12 +138,32 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, window: int, backend:
 
 
 def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, positions: jax.Array, window: int) -> jax.Array:
-    """One query a row against a cache: q (B, H, 1, D) at `positions` (B,), k and v (B, K, S, D) → (B, H, 1, D).
+    """One query a row against a cache: q (B, H, 1, D) at `positions` (B,), k and v (B, K, R, D) → (B, H, 1, D).
 
-    The key in slot s has position s; slots after a row's own position are never read.
+    Slot s holds the newest position up to the row's own that leaves s when divided by R: with a slot for every position
+    it holds position s, and what stands in later slots is never read.
     """
-    mask = visible(positions[:, None], jnp.arange(k.shape[2], dtype=positions.dtype), window)
-    return _softmax_average(q, k, v, mask[:, None, None])
+    distance = (positions[:, None] - jnp.arange(k.shape[2], dtype=positions.dtype)) % k.shape[2]
+    mask = distance <= jnp.minimum(positions, window)[:, None]
+    return _softmax_average(q, k, v, mask[:, None, None, None])
+
+
+def chunk_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, old_k: jax.Array, old_v: jax.Array, *, held: jax.Array, pos: jax.Array,
+    window: int,
+) -> jax.Array:  # fmt: skip
+    """T new queries a row on what a cache holds and on themselves: q (B, H, T, D), k and v (B, K, T, D) → (B, H, T, D).
+
+    Query t stands at position pos + t, pos (B,). old_k, old_v (B, K, R, D): the cache before the new keys are stored;
+    held (B, R): the position of each of its slots, negative for an empty one.
+    """
+    new = pos[:, None] + jnp.arange(q.shape[2])
+    # A slot that holds nothing is put behind every query.
+    keys = jnp.concatenate([jnp.where(held < 0, pos[:, None] + q.shape[2], held), new], axis=1)
+    distance = new[:, :, None] - keys[:, None]
+    mask = (distance >= 0) & (distance <= window)
+    joined = (jnp.concatenate([old.astype(x.dtype), x], axis=2) for old, x in ((old_k, k), (old_v, v)))
+    return _softmax_average(q, *joined, mask[:, None, None])
 
 
 def obstacle(kernel: str, platform: str, device_kind: str, head_dim: int, dtype: str) -> str:

@@ -66,33 +66,35 @@ class Setup:
 
 
 class Options(NamedTuple):
-    """How to sample; the first two are run-time numbers of the compiled functions."""
+    """How to sample; the first three are run-time numbers of the compiled functions."""
 
     temperature: float
     top_k: int
+    top_p: float
     candidates: int
     logprobs: bool
 
 
 @partial(jax.jit, static_argnames=("setup", "num_samples", "cache_len", "candidates"))
-def compiled_prefill(params, idx, lengths, keys, temperature, top_k, *, setup, num_samples, cache_len, candidates):
-    """Prompts (P, T) -> the first token of each of the P·num_samples rows, its log-probability, and the rows' cache."""
+def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples, cache_len, candidates):
+    """Prompts (P, T) -> the first token of each of the P·num_samples rows, its log-probability, and the rows' cache.
+
+    sampling: (temperature, top_k, top_p), each one number or (B,).
+    """
     COMPILES["prefill"] += 1
     cache = setup.model.init_cache(setup.config, idx.shape[0], cache_len, setup.dtype)
     logits, cache = setup.model.prefill(setup.config, params, idx, lengths, cache, dtype=setup.dtype)
     logits, cache = jnp.repeat(logits, num_samples, axis=0), setup.model.repeat_cache(cache, num_samples)
-    return *sample(logits, keys, 0, temperature, top_k, candidates, setup.vocab), cache
+    return *sample(logits, keys, 0, *sampling, candidates, setup.vocab), cache
 
 
 @partial(jax.jit, static_argnames=("setup", "candidates"), donate_argnames=("cache",))
-def compiled_decode(
-    params, cache, token, keys, forced, alive, limit, step, steps, temperature, top_k, *, setup, candidates
-):
-    """Up to `steps` more tokens; fewer when a living row closes a tool call or none is left.
+def compiled_decode(params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, candidates):
+    """Up to `steps` more tokens a row; fewer when a living row closes a tool call or none is left.
 
     token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
-    a row may hold, of which `step` are there. Returns (tokens (B, CHUNK) with -1 where there is none,
-    log-probabilities, newest token, cache).
+    a row's answer may hold, of which `held`, one number or (B,), are there. Returns (tokens (B, CHUNK) with -1 where
+    there is none, log-probabilities, newest token, cache).
     """
     COMPILES["decode"] += 1
     ends = jnp.array(setup.ends, jnp.int32)
@@ -103,17 +105,34 @@ def compiled_decode(
 
     def advance(state):
         n, alive, _, tokens, logprobs, token, cache = state
-        logits, cache = setup.model.decode(setup.config, params, token, cache, dtype=setup.dtype)
-        sampled, logprob = sample(logits, keys, step + n, temperature, top_k, candidates, setup.vocab)
-        token = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
-        tokens = tokens.at[:, n].set(jnp.where(alive, token, -1))
+        logits, cache = setup.model.decode(setup.config, params, token, cache, dtype=setup.dtype, alive=alive)
+        sampled, logprob = sample(logits, keys, held + n, *sampling, candidates, setup.vocab)
+        new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
+        tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
         logprobs = logprobs.at[:, n].set(logprob)
-        alive &= ~jnp.isin(token, ends) & (step + n + 1 < limit)
+        token = jnp.where(alive, new, token)
+        alive &= ~jnp.isin(token, ends) & (held + n + 1 < limit)
         return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, logprobs, token, cache
 
     blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32)
     state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, cache))
     return state[3:]
+
+
+def tool_output(setup: Setup, tokenizer: Any, answer: list[int]) -> tuple[ToolCall | None, list[int]]:
+    """What an answer that has just written `<|python_end|>` asked for, and the tokens to insert: (call, tokens).
+
+    No call when it never opened one, closed it before or put nothing into it; no tokens when there is no result.
+    """
+    (start, end), (output_start, output_end) = setup.python, setup.output
+    written = answer[:-1]
+    opened = _last(written, start)
+    if opened <= _last(written, end) or opened == len(written) - 1:
+        return None, []
+    expression = tokenizer.decode(written[opened + 1 :])
+    value = calculate(expression)
+    output = [] if value is None else [output_start, *tokenizer.encode(str(value)), output_end]
+    return ToolCall(expression, value), output
 
 
 class Batch:
@@ -152,7 +171,7 @@ class Batch:
         else:
             forced = self.forced[:, self.step : self.step + CHUNK]
             state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
-            state += self.options.temperature, self.options.top_k
+            state += (self.options[:3],)
             tokens, logprobs, self.newest, self.cache = compiled_decode(
                 self.params, *state, setup=self.setup, candidates=self.options.candidates
             )
@@ -172,8 +191,7 @@ class Batch:
             idx,
             lengths,
             self.keys,
-            self.options.temperature,
-            self.options.top_k,
+            self.options[:3],
             setup=self.setup,
             num_samples=self.samples,
             cache_len=min(next_power(longest, SHORTEST), context),
@@ -195,17 +213,9 @@ class Batch:
 
     def use_tool(self, row: int) -> None:
         """Row `row` has just closed a tool call: evaluates it and plans to insert the result."""
-        (start, end), (output_start, output_end) = self.setup.python, self.setup.output
-        written = self.tokens[row, : self.step - 1].tolist()
-        opened = _last(written, start)
-        if opened <= _last(written, end) or opened == len(written) - 1:
-            return  # never opened, closed before, or nothing between the markers
-        expression = self.tokenizer.decode(written[opened + 1 :])
-        value = calculate(expression)
-        self.calls[row].append(ToolCall(expression, value))
-        if value is None:
-            return
-        output = [output_start, *self.tokenizer.encode(str(value)), output_end]
+        call, output = tool_output(self.setup, self.tokenizer, self.tokens[row, : self.step].tolist())
+        if call:
+            self.calls[row].append(call)
         if self.step + len(output) <= self.limit[row]:
             self.forced[row, self.step : self.step + len(output)] = output
         else:

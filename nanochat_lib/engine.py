@@ -61,6 +61,7 @@ class Engine:
         temperature: float = 1.0,
         top_k: int | None = None,
         seed: int = 42,
+        top_p: float | None = None,
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yields (token column, mask column), an entry for each of `num_samples` answers to the prompt `tokens`.
 
@@ -68,8 +69,8 @@ class Engine:
         that has ended repeats `<|assistant_end|>` with mask 0 until all have. Raises UserError, at once, for a prompt
         or an option out of range.
         """
-        limits = self._limits([tokens], num_samples, max_tokens)
-        options = self._options(temperature, top_k, logprobs=False)
+        limits = self.limits([tokens], num_samples, max_tokens)
+        options = self._options(temperature, top_k, top_p, logprobs=False)
         return self._columns(self._batch([tokens], limits, range(num_samples), [0], [seed], options))
 
     def _columns(self, batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
@@ -90,6 +91,7 @@ class Engine:
         include_end: bool = False,
         logprobs: bool = False,
         batch_rows: int | None = None,
+        top_p: float | None = None,
     ) -> Generated:
         """`num_samples` answers to each of the prompts, which may differ in length.
 
@@ -98,8 +100,8 @@ class Engine:
         random number. Raises UserError for a prompt or an option out of range; in a training loop a preemption ends it
         between two chunks of tokens (preempted.Preempted).
         """
-        limits = self._limits(prompts, num_samples, max_tokens)
-        options = self._options(temperature, top_k, logprobs)
+        limits = self.limits(prompts, num_samples, max_tokens)
+        options = self._options(temperature, top_k, top_p, logprobs)
         places = range(len(prompts))
         if np.ndim(seed):
             if len(seed) != len(prompts):
@@ -122,7 +124,7 @@ class Engine:
                 batch.collect(done, include_end)
         return done
 
-    def _limits(self, prompts: Sequence[Sequence[int]], num_samples: int, max_tokens: int | None) -> list[int]:
+    def limits(self, prompts: Sequence[Sequence[int]], num_samples: int, max_tokens: int | None) -> list[int]:
         """How many tokens each prompt's answers may have; UserError for prompts and counts out of range."""
         if num_samples < 1:
             raise UserError(f"num_samples {num_samples} must be at least 1")
@@ -139,10 +141,10 @@ class Engine:
             gpt.check_ids(self.setup.config, prompt)
         return [min(self.context - len(p), self.context if max_tokens is None else max_tokens) for p in prompts]
 
-    def _options(self, temperature: float, top_k: int | None, logprobs: bool) -> Options:
-        check_sampling(temperature, top_k)
+    def _options(self, temperature: float, top_k: int | None, top_p: float | None, logprobs: bool) -> Options:
+        check_sampling(temperature, top_k, top_p)
         candidates = candidate_count(temperature, top_k, self.setup.vocab)
-        return Options(float(temperature), int(top_k or 0), candidates, logprobs)
+        return Options(float(temperature), int(top_k or 0), float(top_p or 1), candidates, logprobs)
 
     def _batch(
         self,

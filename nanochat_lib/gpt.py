@@ -22,17 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nanochat_lib.attention import attention, cached_attention, rotary_table
+from nanochat_lib.attention import attention, cached_attention, chunk_attention, rotary_table
 from nanochat_lib.compute import PLAIN, Compute
 from nanochat_lib.errors import UserError
-from nanochat_lib.kv_cache import KVCache, init_cache, repeat_cache, store_prompt, store_token
+from nanochat_lib.kv_cache import KVCache, held, init_cache, repeat_cache, store_chunk, store_token
 from nanochat_lib.layers import GENERATIONS, Block, Weight, linear, norm, normal, once, scaled, smear, softcap, uniform
 from nanochat_lib.losses import head_cross_entropy
 from nanochat_lib.sizing import GPTConfig
 
 __all__ = [
-    "GPT", "GPTConfig", "KVCache", "Params", "apply", "build", "check_ids", "decode", "get_params", "head", "hidden",
-    "init_cache", "init_params", "param_shapes", "prefill", "repeat_cache",
+    "GPT", "GPTConfig", "KVCache", "Params", "apply", "build", "check_ids", "decode", "extend", "get_params", "head",
+    "hidden", "init_cache", "init_params", "param_shapes", "prefill", "repeat_cache",
 ]  # fmt: skip
 
 Params = dict[str, jax.Array]
@@ -233,21 +233,64 @@ def prefill(
     row, last = jnp.arange(idx.shape[0]), lengths - 1
     rows = model.lookup(idx, dtype)
     x = norm(rows[WTE])
-    cache = replace(cache, prev=x[row, last][:, None].astype(cache.prev.dtype))
+    cache = replace(cache, pos=jnp.zeros_like(cache.pos), prev=x[row, last][:, None].astype(cache.prev.dtype))
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         nonlocal cache
-        cache = store_prompt(cache, layer, k, v)
+        cache = store_chunk(cache, layer, k, v, lengths)
         return attention(q, k, v, window=config.windows[layer])
 
     x = model.trunk(model.smear(x, before(x)), rows, model.rotation(idx.shape[1], dtype), attend)
     return model.logits(x[row, last]), replace(cache, pos=lengths.astype(jnp.int32))
 
 
-def decode(
-    config: GPTConfig, params: Params, token: jax.Array, cache: KVCache, dtype: DType = jnp.float32
+def extend(
+    config: GPTConfig,
+    params: Params,
+    idx: jax.Array,
+    lengths: jax.Array,
+    previous: jax.Array,
+    cache: KVCache,
+    dtype: DType = jnp.float32,
 ) -> tuple[jax.Array, KVCache]:
-    """One more token (B,) a row, each at its own position: (logits (B, V), cache). Needs pos < cache.length."""
+    """`prefill` behind what the rows hold already: a prompt can be run in parts, or continue an earlier text.
+
+    idx (B, T), lengths (B,) as there; previous (B,): the row's token before idx, any negative number for an empty row.
+    The cache's own `prev` is not read, so `pos` may be set back before (kv_cache.steps_back says how far). Unlike in
+    nanochat, a text run in parts gives the same numbers as in one: the first token of a part is smeared too.
+    """
+    model = build(config, params)
+    row, last, pos = jnp.arange(idx.shape[0]), lengths - 1, cache.pos
+    rows = model.lookup(idx, dtype)
+    x = norm(rows[WTE])
+    first = norm(model.lookup(jnp.maximum(previous, 0)[:, None], dtype)[WTE])
+    first = jnp.where(previous[:, None, None] >= 0, first, 0).astype(dtype)
+    cache = replace(cache, prev=x[row, last][:, None].astype(cache.prev.dtype))
+    at = jnp.minimum(pos[:, None] + jnp.arange(idx.shape[1]), cache.length - 1)  # padding may reach beyond the table
+    cos, sin = (table[at][:, None] for table in model.rotation(cache.length, dtype))
+
+    def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        nonlocal cache
+        old_k, old_v, window = cache.k[layer], cache.v[layer], config.windows[layer]
+        cache = store_chunk(cache, layer, k, v, lengths)
+        return chunk_attention(q, k, v, old_k, old_v, held=held(pos, old_k.shape[2]), pos=pos, window=window)
+
+    x = model.trunk(model.smear(x, jnp.concatenate([first, x[:, :-1]], axis=1)), rows, (cos, sin), attend)
+    return model.logits(x[row, last]), replace(cache, pos=pos + lengths.astype(jnp.int32))
+
+
+def decode(
+    config: GPTConfig,
+    params: Params,
+    token: jax.Array,
+    cache: KVCache,
+    dtype: DType = jnp.float32,
+    alive: jax.Array | None = None,
+) -> tuple[jax.Array, KVCache]:
+    """One more token (B,) a row, each at its own position: (logits (B, V), cache). Needs pos < cache.length.
+
+    Rows that are not `alive` (B,) stay as they are; their logits mean nothing.
+    """
     model = build(config, params)
     rows, pos = model.lookup(token[:, None], dtype), cache.pos
     embedded = norm(rows[WTE])
@@ -255,11 +298,16 @@ def decode(
 
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         nonlocal cache
-        cache = store_token(cache, layer, k, v)
+        cache = store_token(cache, layer, k, v, alive)
         return cached_attention(q, cache.k[layer], cache.v[layer], positions=pos, window=config.windows[layer])
 
-    x = model.trunk(model.smear(embedded, cache.prev.astype(dtype)), rows, (cos, sin), attend)
-    return model.logits(x[:, 0]), replace(cache, pos=pos + 1, prev=embedded.astype(cache.prev.dtype))
+    prev = jnp.where(pos[:, None, None] > 0, cache.prev, 0).astype(dtype)
+    x = model.trunk(model.smear(embedded, prev), rows, (cos, sin), attend)
+    prev = embedded.astype(cache.prev.dtype)
+    if alive is None:
+        return model.logits(x[:, 0]), replace(cache, pos=pos + 1, prev=prev)
+    prev = jnp.where(alive[:, None, None], prev, cache.prev)
+    return model.logits(x[:, 0]), replace(cache, pos=pos + alive, prev=prev)
 
 
 def check_ids(config: GPTConfig, ids: object) -> np.ndarray:

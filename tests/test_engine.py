@@ -45,9 +45,9 @@ class Scripted:
         return Scripted.logits(config, params, cache), cache
 
     @staticmethod
-    def decode(config, params, _token, cache, dtype):
+    def decode(config, params, _token, cache, dtype, alive):
         del dtype
-        cache = cache | {"at": cache["at"] + 1}
+        cache = cache | {"at": cache["at"] + alive}
         return Scripted.logits(config, params, cache), cache
 
     @staticmethod
@@ -236,14 +236,14 @@ def test_ids_without_a_token_are_never_sampled(top_k: int | None, temperature: f
 LOGITS = jnp.array([0.3, 1.7, -0.4, 1.7, 0.9, -2.0, 1.0, 5.0])  # the last one is beyond the vocabulary of 7
 
 
-compiled_sample = jax.jit(sample, static_argnums=(5, 6))
+compiled_sample = jax.jit(sample, static_argnums=(6, 7))
 
 
 def draws(temperature: float, top_k: int | None, rows: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     numbers, zeros = np.arange(rows, dtype=np.uint32), np.zeros(rows, np.uint32)
     keys = row_keys(zeros, zeros, numbers)
     count = candidate_count(temperature, top_k, 7)
-    out = compiled_sample(jnp.tile(LOGITS, (rows, 1)), keys, 4, float(temperature), top_k or 0, count, 7)
+    out = compiled_sample(jnp.tile(LOGITS, (rows, 1)), keys, 4, float(temperature), top_k or 0, 1.0, count, 7)
     return tuple(np.asarray(part) for part in out)
 
 
@@ -269,7 +269,7 @@ def test_the_first_of_equal_logits_is_the_greedy_one(temperature: float, top_k: 
 def test_steps_and_rows_draw_independently() -> None:
     rows = np.arange(64, dtype=np.uint32)
     keys = row_keys(np.zeros_like(rows), np.zeros_like(rows), rows)
-    drawn = np.stack([compiled_sample(jnp.zeros((64, 97)), keys, step, 1.0, 0, 0, 97)[0] for step in range(64)])
+    drawn = np.stack([compiled_sample(jnp.zeros((64, 97)), keys, step, 1.0, 0, 1.0, 0, 97)[0] for step in range(64)])
     assert len(set(drawn[0])) > 30
     assert len(set(drawn[:, 0])) > 30
     assert abs(np.corrcoef(drawn[0], drawn[1])[0, 1]) < 0.5
@@ -491,8 +491,8 @@ def test_a_turn_starts_with_a_clean_state() -> None:
 def test_inserted_tokens_are_what_the_model_reads_next() -> None:
     class Chain(Scripted):  # the token before decides, not the position
         @staticmethod
-        def decode(config, params, token, cache, dtype):
-            del dtype
+        def decode(config, params, token, cache, dtype, alive):
+            del dtype, alive
             wanted = params["script"][0][token][:, None]
             return jnp.where(jnp.arange(config.vocab_size) == wanted, 50.0, 0.0), cache
 

@@ -1,0 +1,168 @@
+"""A fixed number of rows on the device, each with its own text in one key/value cache, and what each still remembers.
+
+A row is filled in chunks of a few sizes, so that prompts of any length compile a handful of programs. When its text is
+done the row keeps it: a later prompt that begins with it, or with most of it, is filled only from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import jax
+import numpy as np
+
+from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode
+from nanochat_lib.kv_cache import put_row, steps_back, take_row
+from nanochat_lib.sampling import candidate_count, row_keys
+
+FILLS = (16, 64, 256)  # tokens of one fill; the last sizes are cut to the context
+CANDIDATES = (1, 64, 256, 0)  # what decode steps are compiled for: greedy, top-k up to so many, everything
+LEAST_REUSE = 16  # tokens in common below which a row that differs later is not worth giving up
+
+
+@partial(jax.jit, static_argnames=("setup", "fresh"), donate_argnames=("cache",))
+def compiled_fill(params, cache, row, idx, length, previous, *, setup, fresh):
+    """Runs `length` tokens idx (T,) into row `row` behind what it holds (`fresh`: nothing); previous: the token before."""
+    COMPILES["fill"] += 1
+    one, idx, lengths = take_row(cache, row), idx[None], length[None]
+    if fresh:
+        _, one = setup.model.prefill(setup.config, params, idx, lengths, one, dtype=setup.dtype)
+    else:
+        _, one = setup.model.extend(setup.config, params, idx, lengths, previous[None], one, dtype=setup.dtype)
+    return put_row(cache, row, one)
+
+
+@dataclass
+class Row:
+    """What a row of the cache holds: `known`, its tokens; of `high` positions something has been written."""
+
+    known: list[int] = field(default_factory=list)
+    high: int = 0
+    used: int = 0  # when, in claims
+    stale: bool = False  # written with other weights
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How the next tokens of a row are drawn; see decoding.compiled_decode."""
+
+    newest: int
+    seed: int
+    forced: list[int]
+    limit: int
+    held: int
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class Rows:
+    """`count` rows of `length` positions; `slack`: tokens that a row with a full ring can take back."""
+
+    def __init__(self, setup: Setup, count: int, length: int, slack: int) -> None:
+        self.setup, self.length, self.slack = setup, length, slack
+        self.fills = sorted({min(size, length) for size in FILLS})
+        self.claims = 0
+        self.rows = [Row() for _ in range(count)]
+        self.reset()
+
+    def reset(self) -> None:
+        """An empty cache, as after a failure."""
+        config, count = self.setup.config, len(self.rows)
+        self.cache = None  # the old one goes before the new one comes
+        self.cache = self.setup.model.init_cache(config, count, self.length, self.setup.dtype, self.slack)
+        self.rows = [Row() for _ in self.rows]
+
+    def forget(self) -> None:
+        """No later prompt continues what the rows hold, as the weights have changed."""
+        for row in self.rows:
+            row.stale = bool(row.known)
+
+    def claim(self, prompt: Sequence[int], free: Iterable[int]) -> tuple[int, int]:
+        """Takes one of the `free` rows for a prompt: (row, tokens of the prompt that it holds already).
+
+        The row that saves most, if that is its whole text or LEAST_REUSE tokens; else the one not used for longest.
+        """
+        shared = {row: self.reusable(row, prompt) for row in free}
+        best = max(shared, key=lambda row: (shared[row], -self.rows[row].used))
+        if shared[best] < min(LEAST_REUSE, len(self.rows[best].known) or LEAST_REUSE):
+            best = min(shared, key=lambda row: self.rows[row].used)
+            shared[best] = 0
+        self.claims += 1
+        row = self.rows[best]
+        row.used, row.known, row.stale = self.claims, row.known[: shared[best]], False
+        row.high = row.high if row.known else 0
+        return best, shared[best]
+
+    def reusable(self, index: int, prompt: Sequence[int]) -> int:
+        """How many of the prompt's tokens row `index` holds and can be continued from. Its last one is never counted."""
+        row, most = self.rows[index], len(prompt) - 1
+        same = 0
+        if row.stale:
+            return 0
+        while same < min(most, len(row.known)) and row.known[same] == prompt[same]:
+            same += 1
+        if same < len(row.known):
+            same = min(same, most - 1)  # going back needs a token to run: it brings the embedding that smear reads
+            if same < 1 or row.high - same > steps_back(self.setup.config, self.length, self.slack, row.high):
+                return 0
+        return same
+
+    def fill(self, params: dict[str, jax.Array], index: int, tokens: Sequence[int]) -> int:
+        """Runs as many of `tokens` as one fill takes into row `index`; returns how many."""
+        row = self.rows[index]
+        size = next((size for size in self.fills if size >= len(tokens)), self.fills[-1])
+        part = list(tokens[:size])
+        idx = np.zeros(size, np.int32)
+        idx[: len(part)] = part
+        previous = np.int32(row.known[-1] if row.known else -1)
+        cache, self.cache = self._placed(), None
+        self.cache = compiled_fill(
+            params, cache, np.int32(index), idx, np.int32(len(part)), previous, setup=self.setup, fresh=not row.known
+        )
+        row.known += part
+        row.high = max(row.high, len(row.known))
+        return len(part)
+
+    def decode(self, params: dict[str, jax.Array], draws: dict[int, Draw], steps: int) -> dict[int, list[int]]:
+        """Up to `steps` more tokens in each of these rows, the others stay as they are: {row: its new tokens}."""
+        count = len(self.rows)
+        idle = Draw(0, 0, [], 0, 0, 0.0, 0, 1.0)
+        every = [draws.get(row, idle) for row in range(count)]
+        forced = np.full((count, CHUNK), -1, np.int32)
+        for row, draw in draws.items():
+            forced[row, : len(draw.forced)] = draw.forced[:CHUNK]
+        column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
+        zeros = np.zeros(count, np.uint32)
+        wanted = [candidate_count(draw.temperature, draw.top_k, self.setup.vocab) for draw in draws.values()]
+        candidates = 0 if 0 in wanted else max(wanted)
+        candidates = next((c for c in CANDIDATES[:-1] if candidates and candidates <= c < self.setup.vocab), 0)
+        cache, self.cache = self._placed(), None
+        tokens, _, _, self.cache = compiled_decode(
+            params,
+            cache,
+            column("newest", np.int32),
+            row_keys(column("seed", np.uint32), zeros, zeros),
+            forced,
+            np.array([row in draws for row in range(count)]),
+            column("limit", np.int32),
+            column("held", np.int32),
+            np.int32(min(steps, CHUNK)),
+            (column("temperature", np.float32), column("top_k", np.int32), column("top_p", np.float32)),
+            setup=self.setup,
+            candidates=candidates,
+        )
+        tokens = np.asarray(tokens)
+        new = {}
+        for index, draw in draws.items():
+            new[index] = tokens[index][tokens[index] >= 0].tolist()
+            row = self.rows[index]
+            row.known += [draw.newest, *new[index][:-1]]
+            row.high = max(row.high, len(row.known))
+        return new
+
+    def _placed(self):
+        """The cache with every row at the end of what it holds."""
+        return replace(self.cache, pos=np.array([len(row.known) for row in self.rows], np.int32))
