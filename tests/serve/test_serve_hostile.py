@@ -43,7 +43,7 @@ def sturdy():
         yield here
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.sampled_from(PATHS), BODY | JSON)
 def test_any_json_is_answered_or_refused_but_never_fails(sturdy, path: str, body: object) -> None:
     headers = {"Content-Type": "application/json"}
@@ -54,7 +54,7 @@ def test_any_json_is_answered_or_refused_but_never_fails(sturdy, path: str, body
         assert len(response.text) < 5000
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.sampled_from(PATHS), st.binary(max_size=60), st.integers(0, len(HI)))
 def test_any_bytes_are_refused(sturdy, path: str, noise: bytes, at: int) -> None:
     body = HI[:at] + noise + HI[at:]
@@ -62,7 +62,7 @@ def test_any_bytes_are_refused(sturdy, path: str, noise: bytes, at: int) -> None
     assert response.status_code in (200, 400, 404, 422)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.binary(max_size=200))
 def test_no_http_at_all(sturdy, noise: bytes) -> None:
     sock = sturdy.raw(noise)
