@@ -135,6 +135,16 @@ def chat(args: argparse.Namespace) -> None:
     )
 
 
+def serve(args: argparse.Namespace) -> None:
+    from nanochat_lib.pipeline import open_server
+
+    open_server(
+        args.run_dir, args.stage, host=args.host, port=args.port, rows=args.rows, queue=args.queue,
+        token=args.token or os.environ.get("NANOCHAT_TOKEN"), allow_origins=tuple(args.allow_origin),
+        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, max_tokens=args.max_tokens,
+    )  # fmt: skip
+
+
 def preflight(args: argparse.Namespace) -> int:
     from nanochat_lib.preflight import print_preflight
 
@@ -264,6 +274,27 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
 
 
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    default = f"runs/{DEFAULT_PRESET}"
+    parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
+    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port (default 8000; 0: any free one)")
+    parser.add_argument("--rows", type=int, default=8, metavar="N", help="answers written at a time (default 8)")
+    parser.add_argument("--queue", type=int, default=32, metavar="N", help="requests that may wait (default 32)")
+    parser.add_argument(
+        "--token", metavar="WORD", help="ask every client for this token (auto: draw one); default: $NANOCHAT_TOKEN"
+    )
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL",
+        help="let pages of this address use the server, and let it be reached by that name; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="if a request says none (0.8)")
+    parser.add_argument("--top-k", type=int, default=50, metavar="N", help="if a request says none (50; 0: all)")
+    parser.add_argument("--top-p", type=float, metavar="X", help="if a request says none (default: 1)")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="if a request says none (512)")
+
+
 def _presets_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every setting of this preset")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -330,6 +361,7 @@ COMMANDS: dict[str, Command] = {
     "rl": (rl, _stage_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
+    "serve": (serve, _serve_options, "serve the model: web page and API", "nanochat serve --run-dir runs/mine"),
     "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),
     "preflight": (
         preflight,

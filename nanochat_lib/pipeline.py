@@ -508,11 +508,25 @@ def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) 
     """Talks to the model of a run in the terminal. `options` are serve.terminal.chat's."""
     from nanochat_lib.serve.terminal import chat
 
+    engine, folder, stage = _chat_engine(run_dir, stage)
+    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+
+
+def open_server(
+    run_dir: str | Path, stage: str | None = None, *, port: int = 8000, rows: int = 8, **settings: object
+) -> None:
+    """Serves the model of a run until it is told to stop. `settings`: serve.app.Settings'."""
+    from nanochat_lib.serve import launch
+
+    launch.launch(lambda: _chat_engine(run_dir, stage), port=port, rows=rows, **settings)
+
+
+def _chat_engine(run_dir: str | Path, stage: str | None) -> tuple[object, Path, str]:
+    """(engine, folder, stage) of a run's model, by default the last one trained."""
     folder = Path(run_dir)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
     config = presets.from_dict(read_json(folder / "config.json"))
     run = Run(folder, replace(config, ops=replace(config.ops, durable="")))  # what is here, also without a network
     stage = stage or last_stage(folder)
-    engine = run.engine(stage)
-    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+    return run.engine(stage), folder, stage

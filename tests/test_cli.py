@@ -80,8 +80,8 @@ def test_help_lists_every_command(capsys) -> None:
     for name, (_, _, about, _) in COMMANDS.items():
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
-        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "report", "preflight",
-        "convert", "course",
+        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "serve", "report",
+        "preflight", "convert", "course",
     ]  # fmt: skip
 
 
