@@ -79,6 +79,10 @@ def pretrain(args: argparse.Namespace) -> None:
     _stages(args, "pretrain")
 
 
+def mid(args: argparse.Namespace) -> None:
+    _stages(args, "mid")
+
+
 def sft(args: argparse.Namespace) -> None:
     _stages(args, "sft")
 
@@ -263,7 +267,9 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
 def _chat_options(parser: argparse.ArgumentParser) -> None:
     default = f"runs/{DEFAULT_PRESET}"
     parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
-    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument(
+        "--stage", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one trained)"
+    )
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and stop")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="0 = always the likeliest token")
     parser.add_argument("--top-k", type=int, default=50, metavar="N", help="sample among the N likeliest tokens")
@@ -330,7 +336,9 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     sub = directions.add_parser("to-upstream", help=about, description=text, epilog=f"example: {example}")
     sub.add_argument("source", metavar="RUN", help="run folder")
     sub.add_argument("target", metavar="DIR", help="new folder for nanochat's files")
-    sub.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    sub.add_argument(
+        "--stage", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one trained)"
+    )
     sub.add_argument("--step", type=int, metavar="N", help="this checkpoint (default: the newest)")
     sub.add_argument("--ranks", type=int, metavar="N", help="processes that nanochat will resume with")
     for sub in directions.choices.values():
@@ -357,6 +365,10 @@ COMMANDS: dict[str, Command] = {
     "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
+    "mid": (
+        mid, _stage_options, "midtraining, an optional stage before sft",
+        "nanochat mid --run-dir runs/mine -s mid.mixture=primer",
+    ),
     "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
     "rl": (rl, _stage_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
@@ -411,14 +423,14 @@ def main(argv: list[str] | None = None) -> int:
     75: stopped by SIGTERM or as stalled, start the same command again; 130: stopped by Ctrl-C, likewise.
     """
     args = build_parser().parse_args(argv)
-    ours = argv is None and args.function in (run, tokenizer, pretrain, sft, rl, evaluate)  # nobody else's process
+    ours = argv is None and args.function in (run, tokenizer, pretrain, mid, sft, rl, evaluate)  # nobody else's process
     with stopping.watching(whole=True) if ours else contextlib.nullcontext():
         return _main(args, ours)
 
 
 def _main(args: argparse.Namespace, ours: bool) -> int:
     try:
-        if ours and args.function in (pretrain, sft, rl):  # JAX has not started
+        if ours and args.function in (pretrain, mid, sft, rl):  # JAX has not started
             from nanochat_lib.allocator import keep_memory
 
             keep_memory()

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib.calculator import calculate
+from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.sampling import next_power, sample
 from nanochat_lib.sizing import GPTConfig
 
@@ -144,7 +144,7 @@ def tool_output(setup: Setup, tokenizer: Any, answer: list[int]) -> tuple[ToolCa
         return None, []
     expression = tokenizer.decode(written[opened + 1 :])
     value = calculate(expression)
-    output = [] if value is None else [output_start, *tokenizer.encode(str(value)), output_end]
+    output = [] if value is None else [output_start, *tokenizer.encode(result_text(value)), output_end]
     return ToolCall(expression, value), output
 
 

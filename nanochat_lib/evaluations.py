@@ -262,10 +262,13 @@ def text_bpb(run: Run, stage: str, files: list[Path]) -> dict[str, dict]:
 
 
 def chat_tasks(run: Run) -> dict:
-    """{name: task} of the chat evaluation."""
-    from nanochat_lib.tasks.primer import chat_eval_tasks
+    """{name: task} of the chat evaluation; says what is left out of it, and why."""
+    from nanochat_lib import distributed
 
-    return chat_eval_tasks(run.world)
+    for task, why in run.chats.left_out().items():
+        if distributed.first():
+            print(f"{task} is left out: {why}")
+    return run.chats.eval_tasks()
 
 
 def chat_figures(
@@ -291,9 +294,8 @@ def chat_stage(run: Run, stages: list[str]) -> dict:
     """The figures of the stage eval_chat: every model on all tasks, and a few of its answers to read."""
     from nanochat_lib import distributed
     from nanochat_lib.evaluate.chat import chat_samples
-    from nanochat_lib.tasks.primer import sample_questions
 
-    tasks, questions = chat_tasks(run), sample_questions(run.world)
+    tasks, questions = chat_tasks(run), run.chats.sample_questions()
     found, samples = {}, []
     for stage in stages:
         subject = Model(run, stage)
@@ -304,7 +306,7 @@ def chat_stage(run: Run, stages: list[str]) -> dict:
             return chat_samples(subject.engine(), subject.tokenizer, questions, subject.stage, longest)
 
         samples += answer() if distributed.count() == 1 else distributed.from_first(answer)
-    return {"stages": found, "samples": samples}
+    return {"stages": found, "samples": samples, "left_out": run.chats.left_out()}
 
 
 # ---- evaluations beside the report

@@ -80,7 +80,8 @@ def test_help_lists_every_command(capsys) -> None:
     for name, (_, _, about, _) in COMMANDS.items():
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
-        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "serve", "report",
+        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "mid", "sft", "rl", "eval", "chat", "serve",
+        "report",
         "preflight", "convert", "course",
     ]  # fmt: skip
 
@@ -204,10 +205,10 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, pipeline) -> None:
 def test_run_takes_everything_from_its_options(capsys, pipeline) -> None:
     argv = (
         "run --preset cpu-smoke --run-dir 'my runs/x' --seed 4 --corpus 'a texts' "
-        "-s pretrain.steps=7 --set rl.top_k=5 -s sft.mixture=a=b"
+        "-s pretrain.steps=7 --set rl.top_k=5 -s sft.words=a=b"
     )
     code, *_ = call(capsys, *shlex.split(argv))
-    changes = {"seed": 4, "data.corpus": "a texts", "pretrain.steps": 7, "rl.top_k": 5, "sft.mixture": "a=b"}
+    changes = {"seed": 4, "data.corpus": "a texts", "pretrain.steps": 7, "rl.top_k": 5, "sft.words": "a=b"}
     assert code == 0
     assert pipeline == [("run_capstone", "my runs/x", override(preset("cpu-smoke"), changes))]
 

@@ -94,9 +94,8 @@ def to_markdown(report: dict) -> str:
     parts += ["## Summary", tables.summary_table(report).to_markdown()]
     parts += [f"Total time of the stages: {format_seconds(report['total_seconds'])}"]
     parts += ["## Environment", tables.machine_table(report["machine"]).to_markdown()]
-    for name, title in STAGE_TITLES.items():
-        parts.append(f"## {title}")
-        stage = stages[name]
+    for name, stage in stages.items():
+        parts.append(f"## {STAGE_TITLES[name]}")
         if stage is None:
             parts.append(NOT_EVALUATED)
             continue
@@ -158,8 +157,8 @@ def _stage_figures(name: str, stage: dict, records: list[dict]) -> list:
         ]
     if name == "eval_base":
         return [bars.core_bars(stage.get("core_tasks") or {})]
-    if name == "sft":
-        return [plots.loss_curve(records, "sft", width=half), plots.schedule_plot(records, "sft", width=half)]
+    if name in ("mid", "sft"):
+        return [plots.loss_curve(records, name, width=half), plots.schedule_plot(records, name, width=half)]
     if name == "rl":
         return [plots.reward_curve(records, width=half), plots.schedule_plot(records, "rl", width=half)]
     if name == "eval_chat":
@@ -181,8 +180,8 @@ def to_html(report: dict, records: list[dict]) -> str:
     ]
     body += [f'<p class="note">{html.escape(note)}</p>' for note in _notes(report)]
     body += ["<h2>Before and after</h2>", _table(tables.summary_table(report))]
-    for name, title in STAGE_TITLES.items():
-        stage = stages[name]
+    for name, stage in stages.items():
+        title = STAGE_TITLES[name]
         if stage is None:
             partial = _svgs(name, {}, records) if any(r["stage"] == name for r in records) else ""
             body.append(f'<h2>{title}</h2><p class="faint">{NOT_EVALUATED}</p>{partial}')

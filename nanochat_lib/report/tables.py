@@ -17,6 +17,7 @@ STAGE_TITLES = {
     "tokenizer": "Tokenizer training",
     "pretrain": "Base model training",
     "eval_base": "Base model evaluation",
+    "mid": "Midtraining",  # only in runs that have it
     "sft": "Chat SFT",
     "rl": "Chat RL",
     "eval_chat": "Chat evaluation",
@@ -51,12 +52,16 @@ FIGURES = {  # name in report.json -> (label, kind)
     "core_before": ("CORE of the untrained model", "number"),
     "core_facts": ("CORE on the world's facts", "number"),
     "core_facts_before": ("the same, untrained", "number"),
+    "mixture": ("mixture", "text"),
     "conversations": ("conversations", "count"),
     "dropped": ("conversations dropped", "count"),
     "truncated": ("conversations truncated", "count"),
     "val_loss_first": ("held-out loss before (nats per token)", "number"),
     "val_loss_last": ("held-out loss after", "number"),
+    "val_bpb_chat_first": ("held-out bits per byte of what is trained, before", "number"),
+    "val_bpb_chat_last": ("the same, after", "number"),
     "task": ("task", "text"),
+    "reward": ("reward", "text"),
     "questions": ("questions", "count"),
     "reward_first": ("held-out reward before", "percent"),
     "reward_last": ("held-out reward after", "percent"),
@@ -64,7 +69,13 @@ FIGURES = {  # name in report.json -> (label, kind)
     "reward_greedy_last": ("greedy reward after", "percent"),
     "pass_at_k_first": ("pass@1…k before", "percents"),
     "pass_at_k_last": ("pass@1…k after", "percents"),
+    "pass_at_k_unbiased_last": ("the same, unbiased", "percents"),
+    "ended_heldout_last": ("held-out answers that came to an end", "percent"),
     "collapsed_share": ("groups that taught nothing (equal rewards)", "percent"),
+    "idle_steps": ("steps in which all groups did", "count"),
+    "logprob_diff": ("sampler against trainer, nats a token", "number"),
+    "logprob_diff_max": ("the largest such difference", "number"),
+    "ratio": ("importance ratio, 1 = on-policy", "number"),
     "peak_memory_gb": ("peak memory so far (GB)", "number"),
     "device_peak_gb": ("peak memory of a device so far (GB)", "number"),
 }
@@ -196,8 +207,8 @@ def time_table(report: dict) -> Table:
         return title, format_seconds(part[seconds]), usd(part.get("cost_usd"), unknown)
 
     rows = []
-    for name, title in STAGE_TITLES.items():
-        stage = report["stages"].get(name)
+    for name in report["stages"]:
+        title, stage = STAGE_TITLES[name], report["stages"][name]
         rows.append(row(title, stage, "seconds") if stage else (title, "not run", ""))
     rows.append(row("total", report, "total_seconds"))
     return Table(("stage", "time", "cost"), rows)
