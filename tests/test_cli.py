@@ -81,7 +81,7 @@ def test_help_lists_every_command(capsys) -> None:
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
         "run", "presets", "doctor", "data", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "report", "preflight",
-        "convert", "course",
+        "convert", "course", "grade",
     ]  # fmt: skip
 
 
