@@ -173,6 +173,10 @@ def course(args: argparse.Namespace) -> int | None:
     return args.act(args)
 
 
+def grade(args: argparse.Namespace) -> int | None:
+    return args.act(args)
+
+
 def data(args: argparse.Namespace) -> int | None:
     return args.act(args)
 
@@ -351,6 +355,12 @@ def _course_options(parser: argparse.ArgumentParser) -> None:
     options(parser)
 
 
+def _grade_options(parser: argparse.ArgumentParser) -> None:
+    from nanochat_lib.course.grading.commands import options
+
+    options(parser)
+
+
 def _data_options(parser: argparse.ArgumentParser) -> None:
     from nanochat_lib.hub.commands import options
 
@@ -386,6 +396,7 @@ COMMANDS: dict[str, Command] = {
         "nanochat convert from-upstream base_checkpoints/d12 runs/d12",
     ),
     "course": (course, _course_options, "the course: build, check, hints, progress", "nanochat course build --check"),
+    "grade": (grade, _grade_options, "grade what learners hand in", "nanochat grade run submissions/ --chapter 03"),
 }  # fmt: skip
 
 
