@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from nanochat_lib import chat_data, presets, rewards, run_folder
 from nanochat_lib.errors import UserError
-from nanochat_lib.presets import RunConfig
+from nanochat_lib.presets import RunConfig, nearest
 from nanochat_lib.storage import atomic_write_json, read_json
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _borrow(run: Run, mine: str, now: bool) -> Run:
     return run
 
 
-TRAINING = ("pretrain", "mid", "sft", "rl")  # stages that all processes work on; process 0 does the others for all
+IN_COMMON = ("pretrain", "mid", "eval_base", "sft", "rl", "eval_chat")  # all processes; process 0 does the others
 
 
 def together(work: Callable[[], dict]) -> dict:
@@ -255,8 +255,6 @@ class Run:
         from nanochat_lib.hardware import device_peak_gb
         from nanochat_lib.price import price_here
 
-        if name.startswith("eval") and distributed.count() > 1:
-            raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
         began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
@@ -293,7 +291,8 @@ class Run:
         write(path, record)
         try:
             with supervise.supervised(self.dir, name, self.config.ops):
-                found = work() if name in TRAINING else together(work)
+                with distributed.together():
+                    found = work() if name in IN_COMMON else together(work)
             record["figures"] = found | {"peak_memory_gb": peak_memory_gb(), "device_peak_gb": device_peak_gb()}
             record["finished"] = True
         finally:
@@ -384,35 +383,13 @@ class Run:
                 getattr(self, name)()
 
     def eval_base(self) -> StageResult:
-        """Scores the base model, and the untrained one beside it, on the CORE-shaped bundle of the world."""
+        """Scores the base model on CORE; a run for an accelerator also on its corpus, with samples of its writing."""
         self._need("tokenizer", "pretrain")
 
         def work() -> dict:
-            import jax
+            from nanochat_lib.evaluations import base_stage
 
-            from nanochat_lib import gpt
-            from nanochat_lib.evaluate.core import evaluate_core
-            from nanochat_lib.hardware import compute_dtype
-            from nanochat_lib.primer.bundle import FACT_TASKS, write_core_bundle
-
-            bundle = self.dir / "core_bundle"
-            write_core_bundle(self.world, bundle)
-            model, params, tokenizer = self.load_model("base")
-            options = {
-                "max_per_task": self.config.evaluation.core_max_per_task,
-                "rows": self.config.evaluation.batch_rows,
-                "dtype": compute_dtype(self.config.compute.dtype, jax.default_backend()),
-            }
-            untrained = gpt.init_params(model, jax.random.key(self.config.seed))
-            before = evaluate_core(model, untrained, tokenizer, bundle, title="core, untrained", **options)
-            after = evaluate_core(model, params, tokenizer, bundle, title="core", **options)
-            for label, figures in after["core_tasks"].items():
-                figures["centered_untrained"] = before["core_tasks"][label]["centered"]
-            return after | {
-                "core_before": before["core"],
-                "core_facts": sum(after["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-                "core_facts_before": sum(before["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-            }
+            return base_stage(self)
 
         return self._stage("eval_base", ("evaluation",), ("pretrain",), work)
 
@@ -465,24 +442,39 @@ class Run:
         self._need("tokenizer", "pretrain", "sft", "rl")
 
         def work() -> dict:
-            from nanochat_lib.evaluate.chat import chat_samples, evaluate_chat
+            from nanochat_lib.evaluations import chat_stage
 
-            settings = self.config.evaluation
-            tasks, questions = self.chats.eval_tasks(), self.chats.sample_questions()
-            for task, why in self.chats.left_out().items():
-                print(f"{task} is left out: {why}")
-            stages, samples = {}, []
-            for stage in self.models:
-                engine = self.engine(stage)
-                tokenizer = engine.tokenizer
-                stages[stage] = evaluate_chat(
-                    engine, tokenizer, tasks, max_per_task=settings.chat_max_per_task,
-                    rows=settings.batch_rows, max_new_tokens=settings.chat_max_new_tokens, title=f"chat, {stage}",
-                )  # fmt: skip
-                samples += chat_samples(engine, tokenizer, questions, stage, settings.chat_max_new_tokens)
-            return {"stages": stages, "samples": samples, "left_out": self.chats.left_out()}
+            return chat_stage(self, list(self.models))
 
         return self._stage("eval_chat", ("evaluation",), ("rl",), work)
+
+    def measure(self, kind: str, wanted) -> dict[str, dict]:
+        """{model: figures} of a "base" or "chat" evaluation by other choices (evaluations.Wanted) than the settings.
+
+        Nothing is trained for it, and the report stays as it is.
+        """
+        from nanochat_lib import evaluations
+
+        for model in wanted.models:
+            if model not in CHAT_STAGES:
+                raise UserError(f"unknown model {model!r}; {nearest(model, list(CHAT_STAGES))}")
+        if kind == "base":
+            return evaluations.measure_base(self, wanted)
+        return evaluations.measure_chat(self, wanted, self.trained())
+
+    def trained(self) -> list[str]:
+        """The models that have a checkpoint here or in the run's copy. UserError when none has."""
+        from nanochat_lib import checkpoint
+
+        found = [stage for stage in CHAT_STAGES if checkpoint.latest(self.fetch(stage))[0] is not None]
+        if not found:
+            raise UserError(f"{self.dir} holds no trained model; run `nanochat run --run-dir {self.dir}` first")
+        return found
+
+    def push_files(self) -> None:
+        """Brings the run's small files to its copy, if it has one; process 0 alone."""
+        if self.copy is not None:
+            self.copy.push_files()
 
     def engine(self, stage: str):
         """An Engine with the newest model of "base", "mid", "sft" or "rl", in the run's compute dtype."""
@@ -533,11 +525,25 @@ def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) 
     """Talks to the model of a run in the terminal. `options` are serve.terminal.chat's."""
     from nanochat_lib.serve.terminal import chat
 
+    engine, folder, stage = _chat_engine(run_dir, stage)
+    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+
+
+def open_server(
+    run_dir: str | Path, stage: str | None = None, *, port: int = 8000, rows: int = 8, **settings: object
+) -> None:
+    """Serves the model of a run until it is told to stop. `settings`: serve.app.Settings'."""
+    from nanochat_lib.serve import launch
+
+    launch.launch(lambda: _chat_engine(run_dir, stage), port=port, rows=rows, **settings)
+
+
+def _chat_engine(run_dir: str | Path, stage: str | None) -> tuple[object, Path, str]:
+    """(engine, folder, stage) of a run's model, by default the last one trained."""
     folder = Path(run_dir)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
     config = presets.from_dict(read_json(folder / "config.json"))
     run = Run(folder, replace(config, ops=replace(config.ops, durable="")))  # what is here, also without a network
     stage = stage or last_stage(folder)
-    engine = run.engine(stage)
-    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+    return run.engine(stage), folder, stage

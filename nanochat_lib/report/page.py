@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from nanochat_lib.progress import format_seconds
-from nanochat_lib.report import bars, plots, tables
+from nanochat_lib.report import bars, plots, scores, tables
 from nanochat_lib.report.tables import NOT_EVALUATED, STAGE_TITLES, md_escape, number
 
 TITLE = "nanochat training report"
@@ -77,7 +77,8 @@ def _notes(report: dict) -> list[str]:
     if report["missing"]:
         names = ", ".join(STAGE_TITLES[name] for name in report["missing"])
         notes.append(f"Not run yet, so {NOT_EVALUATED}: {names}. Start the run again to go on.")
-    return notes + report["problems"]
+    base = report["stages"].get("eval_base") or {}
+    return notes + scores.warnings(base.get("core_tasks") or {}) + report["problems"]
 
 
 def _subtitle(report: dict) -> str:
@@ -135,11 +136,13 @@ def mine_lines(mine: dict) -> list[str]:
 def _stage_tables(name: str, stage: dict, samples: list[dict]) -> list[tables.Table]:
     found = [tables.figures_table(stage)]
     if name == "pretrain":
-        found.append(tables.continuations_table([s for s in samples if "prompt" in s]))
+        found.append(tables.continuations_table([s for s in samples if "prompt" in s and "kind" not in s]))
     if name == "eval_base":
         found.append(tables.core_table(stage.get("core_tasks") or {}))
+        found.append(tables.continuations_table([s for s in samples if "prompt" in s and "kind" in s]))
     if name == "eval_chat":
-        found += [tables.chat_table(stage.get("stages") or {}), tables.answers_table(samples)]
+        models = stage.get("stages") or {}
+        found += [tables.chat_table(models), scores.pass_table(models), tables.answers_table(samples)]
     return found
 
 

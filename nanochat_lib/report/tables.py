@@ -44,7 +44,11 @@ FIGURES = {  # name in report.json -> (label, kind)
     "flops_per_token": ("FLOPs per token", "big"),
     "attention": ("attention backend and tiles", "text"),
     "train_seconds": ("seconds in training steps", "count"),
+    "train_bpb": ("bits per byte, training text", "number"),
+    "val_bpb": ("bits per byte, validation text", "number"),
+    "val_bpb_world": ("bits per byte, world", "number"),
     "core": ("CORE", "number"),
+    "core_interval": ("CORE, interval at 95 %", "numbers"),
     "core_before": ("CORE of the untrained model", "number"),
     "core_facts": ("CORE on the world's facts", "number"),
     "core_facts_before": ("the same, untrained", "number"),
@@ -163,63 +167,30 @@ def figures_table(figures: dict) -> Table:
 
 
 def core_table(tasks: dict[str, dict]) -> Table:
-    """One row a CORE task: accuracy, chance, centred score before and after training, and how much of it was cut."""
-    columns = (
-        "task",
-        "type",
-        "shots",
-        "examples",
-        "accuracy",
-        "guessing",
-        "centred",
-        "untrained",
-        "truncated",
-        "tokens",
-    )
-    rows = []
-    for label, t in tasks.items():
-        counts = (number(t.get("shots"), "count"), number(t.get("examples"), "count"))
-        scores = (number(t.get("accuracy"), "percent"), number(t.get("baseline"), "percent"))
-        centred = (number(t.get("centered")), number(t.get("centered_untrained")))
-        prompts = (number(t.get("truncated_share"), "percent"), number(t.get("median_prompt_tokens"), "count"))
-        rows.append((label, str(t.get("type", "–")).replace("_", " "), *counts, *scores, *centred, *prompts))
-    return Table(columns, rows, wide=("type",))
+    """One row a CORE task (scores.core_table)."""
+    from nanochat_lib.report import scores
+
+    return scores.core_table(tasks)
 
 
 def chat_table(stages: dict[str, dict]) -> Table:
-    """One row a chat task: accuracy after each stage; of open tasks also the share of answers that came to an end."""
-    names = list(dict.fromkeys(name for stage in stages.values() for name in (stage or {}).get("tasks", {})))
-    rows = []
-    for name in names:
-        entries = {stage: (values or {}).get("tasks", {}).get(name, {}) for stage, values in stages.items()}
-        any_entry = next(entry for entry in entries.values() if entry)
-        scores = [_score(entries.get(stage, {})) for stage in ("base", "sft", "rl")]
-        ended = [number(entries.get(stage, {}).get("ended_share"), "percent") for stage in ("base", "sft", "rl")]
-        finished = "" if all(share == "–" for share in ended) else " / ".join(ended)
-        rows.append(
-            (name, str(any_entry.get("type", "–")), number(any_entry.get("baseline"), "percent"), *scores, finished)
-        )
-    rows.append(
-        ("ChatCORE", "", "", *(number((stages.get(s) or {}).get("chatcore")) for s in ("base", "sft", "rl")), "")
-    )
-    return Table(("task", "type", "guessing", "base", "SFT", "RL", "answers ended"), rows, wide=("type",))
+    """One row a chat task, and ChatCORE (scores.chat_table)."""
+    from nanochat_lib.report import scores
 
-
-def _score(entry: dict) -> str:
-    error = entry.get("stderr")
-    return number(entry.get("accuracy"), "percent") + (
-        f" ± {error * 100:.0f}" if isinstance(error, (int, float)) else ""
-    )
+    return scores.chat_table(stages)
 
 
 def summary_table(report: dict) -> Table:
     """Before and after, per model: CORE, each chat task, ChatCORE, and RL's held-out reward."""
+    from nanochat_lib.report import scores
+
     stages = report["stages"]
     chat = (stages.get("eval_chat") or {}).get("stages", {})
     base, rl = stages.get("eval_base") or {}, stages.get("rl") or {}
-    rows = [("CORE", number(base["core"]) if "core" in base else NOT_EVALUATED, "", "")]
+    core = scores.with_interval(base["core"], base.get("core_interval"), "number") if "core" in base else NOT_EVALUATED
+    rows = [("CORE", core, "", "")]
     if chat:
-        rows += [(row[0], *row[3:6]) for row in chat_table(chat).rows]
+        rows += [(row[0], *row[3:6]) for row in chat_table({s: chat.get(s) for s in ("base", "sft", "rl")}).rows]
     else:
         rows.append(("ChatCORE", *[NOT_EVALUATED] * 3))
     if "reward_first" in rl:
@@ -270,8 +241,12 @@ def prediction_table(prediction: dict) -> Table:
 
 
 def continuations_table(samples: list[dict]) -> Table:
-    """What the base model wrote after each prompt."""
-    rows = [(s.get("prompt", ""), one_line(s.get("text", ""))) for s in samples if s.get("stage", "base") == "base"]
+    """What the base model wrote after each prompt, or from nothing."""
+    rows = [
+        (s.get("prompt") or "(nothing)", one_line(s.get("text", "")))
+        for s in samples
+        if s.get("stage", "base") == "base"
+    ]
     return Table(("prompt", "the base model continues"), rows, wide=("the base model continues",))
 
 
