@@ -23,6 +23,7 @@ from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
+from nanochat_lib.evaluate.scores import pass_at_k, unbiased_pass_at_k
 from nanochat_lib.gpt import param_shapes
 from nanochat_lib.losses import token_nll
 from nanochat_lib.metrics import MetricsLog, first_and_last
@@ -83,24 +84,6 @@ def compared(compare: Callable, params: dict, mesh: Mesh | None, arrays: dict, l
         ratio, count = ratio + float(found[2]), count + int(found[3])
     count = max(count, 1)
     return {"logprob_diff": total / count, "logprob_diff_max": most, "ratio": ratio / count}
-
-
-def pass_at_k(correct: np.ndarray) -> list[float]:
-    """nanochat's: share of questions with a right answer among the first k samples, k = 1 … S; `correct` (Q, S)."""
-    return [float(share) for share in np.maximum.accumulate(correct > 0, axis=1).mean(axis=0)]
-
-
-def unbiased_pass_at_k(correct: np.ndarray) -> list[float]:
-    """Probability of a right answer among k of a question's S samples, drawn without putting back, k = 1 … S.
-
-    1 − C(S − c, k) / C(S, k) with c right ones, the mean over questions: the unbiased estimate of arXiv:2107.03374,
-    which uses all samples for every k.
-    """
-    samples, right = correct.shape[1], (correct > 0).sum(axis=1).tolist()
-    return [
-        float(np.mean([1 - math.comb(samples - c, k) / math.comb(samples, k) for c in right]))
-        for k in range(1, samples + 1)
-    ]
 
 
 def held_out_reward(

@@ -68,7 +68,7 @@ def one_pass_plan(
 
     Of a large mixture that takes minutes, so it is kept in `path` and taken from there by a restart.
     """
-    few = [mixture[i] for i in range(0, len(mixture), -(-len(mixture) // 16))]
+    few = [mixture[i] for i in range(0, len(mixture), max(len(mixture) // 16, 1))]
     settings = [tokenizer.fingerprint, len(mixture), rows, length, parts, distributed.count()]
     key = distributed.text_hash(settings + few)
     kept = distributed.from_first(lambda: read_json(path) if path.exists() else {})

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ from nanochat_lib import gpt
 from nanochat_lib.conversation import render_conversation
 from nanochat_lib.decoding import tool_output
 from nanochat_lib.engine import Engine
+from nanochat_lib.evaluate.scores import pass_at_k
 from nanochat_lib.losses import token_nll
 from nanochat_lib.presets import RLConfig
-from nanochat_lib.rl import compared, held_out_reward, make_compare_step, pass_at_k, unbiased_pass_at_k
+from nanochat_lib.rl import compared, held_out_reward, make_compare_step
 from nanochat_lib.rollouts import advantages, question_order, rollout, to_batch
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tasks.common import Task
@@ -121,17 +121,7 @@ def test_every_question_once_an_epoch_and_the_same_again():
     assert flat[:10] != flat[10:] and steps == [question_order(10, 7, step, 4) for step in range(5)]
 
 
-# ---- pass@k, padding, collapsed groups
-
-
-@pytest.mark.parametrize("samples", [1, 4, 7])
-def test_unbiased_pass_at_k_is_the_mean_over_all_choices(samples):
-    rng = np.random.default_rng(samples)
-    correct = rng.random((5, samples)) < 0.4
-    for k, found in enumerate(unbiased_pass_at_k(correct), 1):
-        draws = [any(row[list(chosen)]) for row in correct for chosen in combinations(range(samples), k)]
-        assert found == pytest.approx(np.mean(draws))
-    assert unbiased_pass_at_k(correct)[-1] == pass_at_k(correct)[-1]
+# ---- padding, collapsed groups
 
 
 @pytest.mark.parametrize("pads", [0, 1, 5])
