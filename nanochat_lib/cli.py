@@ -377,7 +377,7 @@ COMMANDS: dict[str, Command] = {
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
     "mid": (
         mid, _stage_options, "midtraining, an optional stage before sft",
-        "nanochat mid --run-dir runs/mine -s mid.mixture=primer",
+        "nanochat mid --run-dir runs/mid -s mid.mixture=primer",
     ),
     "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
     "rl": (rl, _stage_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
