@@ -598,6 +598,15 @@ def test_counted_steps_are_those_of_the_loader(count, rows, parts, world):
         assert report.truncated == batches[-1].after["truncated"] and report.conversations == len(mixture[rank::world])
 
 
+@pytest.mark.parametrize("buffer", [1, 4, 20])
+def test_counted_rows_depend_on_the_buffer_as_packing_does(buffer):
+    mixture = chats(400, longest=30, seed=3)
+    with chat_loader(mixture, rows=1, one_pass=True, buffer_conversations=buffer) as stream:
+        rows = sum(1 for _ in stream)
+    assert loader.chat_report(mixture, TOKENIZER, 48, buffer=buffer).rows == rows
+    assert (rows > loader.chat_report(mixture, TOKENIZER, 48, buffer=100).rows) == (buffer < 20)
+
+
 def test_counting_keeps_no_conversation():
     """Memory of a pass over a large mixture: a number a conversation."""
 

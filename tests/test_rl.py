@@ -26,6 +26,8 @@ from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import loss_and_gradients
 
 MODEL = GPTConfig(16, 40, 1, 1, 1, 32, "L")
+gradients = jax.jit(lambda params, batch: loss_and_gradients(MODEL, params, batch))  # compiled once a shape
+forward = jax.jit(lambda params, idx: gpt.apply(MODEL, params, idx))
 
 
 def test_advantages_compare_within_a_question():
@@ -67,11 +69,11 @@ def params():
 def test_loss_is_the_policy_gradient_over_all_tokens(params):
     rng = np.random.default_rng(2)
     sequences, masks, weights, batch = random_batch(rng, 8)
-    loss, _, count = loss_and_gradients(MODEL, params, batch)
+    loss, _, count = gradients(params, batch)
     total = tokens = 0
     for ids, mask, weight in zip(sequences, masks, weights.ravel(), strict=True):
         padded = np.pad([ids], ((0, 0), (0, 16 - len(ids))))  # causal: what follows changes nothing; one shape
-        nll = np.asarray(token_nll(gpt.apply(MODEL, params, padded[:, :-1]), padded[:, 1:]))[0, : len(ids) - 1]
+        nll = np.asarray(token_nll(forward(params, padded[:, :-1]), padded[:, 1:]))[0, : len(ids) - 1]
         total += weight * (nll * mask[1:]).sum()
         tokens += sum(mask[1:])
     assert int(count) == tokens
@@ -83,7 +85,7 @@ def test_micro_batches_of_any_size_give_one_gradient(params):
     grads = []
     for micro_rows in (8, 2, 3):
         *_, batch = random_batch(np.random.default_rng(3), micro_rows)
-        grads.append(loss_and_gradients(MODEL, params, batch)[1])
+        grads.append(gradients(params, batch)[1])
     for other in grads[1:]:
         for name in grads[0]:
             np.testing.assert_allclose(grads[0][name], other[name], atol=1e-6)
@@ -92,7 +94,7 @@ def test_micro_batches_of_any_size_give_one_gradient(params):
 def test_equal_rewards_give_no_gradient(params):
     sequences, masks, _, _ = random_batch(np.random.default_rng(4), 8)
     batch = to_batch(sequences, masks, advantages(np.ones((2, 4), np.float32)), 15, 0, 8)
-    loss, grads, _ = loss_and_gradients(MODEL, params, batch)
+    loss, grads, _ = gradients(params, batch)
     assert float(loss) == 0 and all(not np.any(g) for g in grads.values())
 
 
@@ -100,12 +102,13 @@ def test_a_small_step_makes_the_better_answer_likelier(params):
     good, bad = [5, 6, 7, 8, 9], [5, 6, 1, 2, 3]
     masks = [[0, 0, 1, 1, 1]] * 2
     batch = to_batch([good, bad], masks, np.array([[0.5, -0.5]], np.float32), 15, 0, 2)
-    _, grads, _ = loss_and_gradients(MODEL, params, batch)
+    _, grads, _ = gradients(params, batch)
     moved = {n: x - 0.01 * grads[n] for n, x in params.items()}
 
     def logp(weights, ids):
-        nll = token_nll(gpt.apply(MODEL, weights, jnp.array([ids[:-1]])), jnp.array([ids[1:]]))
-        return -float(nll[0, 1:].sum())
+        padded = np.pad([ids], ((0, 0), (0, 16 - len(ids))))
+        nll = token_nll(forward(weights, padded[:, :-1]), padded[:, 1:])
+        return -float(nll[0, 1 : len(ids) - 1].sum())
 
     assert logp(moved, good) > logp(params, good) and logp(moved, bad) < logp(params, bad)
 
@@ -132,8 +135,8 @@ def test_padding_changes_no_advantage_and_no_loss(params, pads):
     batch = to_batch(sequences, masks, gains, 5 + pads, 0, 2)
     trained = batch["targets"][0] >= 0
     assert [batch["weights"][0, row][trained[row]].tolist() for row in (0, 1)] == [[1, 1], [-1, -1]]
-    loss, _, count = loss_and_gradients(MODEL, params, batch)
-    other = loss_and_gradients(MODEL, params, to_batch(sequences, masks, gains, 15 - pads, 0, 2))
+    loss, _, count = gradients(params, batch)
+    other = gradients(params, to_batch(sequences, masks, gains, 15 - pads, 0, 2))
     assert int(count) == 4 and float(loss) == pytest.approx(float(other[0]), abs=1e-6)
 
 
@@ -142,10 +145,10 @@ def test_a_row_without_sampled_tokens_counts_nowhere(params):
     good, mask = [9, 1, 2, 3], [0, 0, 1, 1]
     alone = to_batch([good, good], [mask, mask], np.array([[0.5, -0.5]], np.float32), 15, 0, 2)
     empty = to_batch([good, [9, 1]], [mask, [0, 0]], np.array([[0.5, -0.5]], np.float32), 15, 0, 2)
-    assert (empty["targets"][0, 1] == -1).all() and int(loss_and_gradients(MODEL, params, alone)[2]) == 4
-    assert int(loss_and_gradients(MODEL, params, empty)[2]) == 2
+    assert (empty["targets"][0, 1] == -1).all() and int(gradients(params, alone)[2]) == 4
+    assert int(gradients(params, empty)[2]) == 2
     none = to_batch([[9, 1]] * 2, [[0, 0]] * 2, np.array([[0.5, -0.5]], np.float32), 15, 0, 2)
-    loss, grads, count = loss_and_gradients(MODEL, params, none)
+    loss, grads, count = gradients(params, none)
     assert (float(loss), int(count)) == (0, 0) and all(not np.any(g) for g in grads.values())
 
 
@@ -153,7 +156,7 @@ def test_one_and_nine_tokens_in_two_micro_batches(params):
     """RL-09: each micro-batch is divided by the tokens of the whole step, not by its own."""
     sequences, masks = [[5, 6, 7], [5, *range(10, 20)]], [[0, 0, 1], [0, 0, *[1] * 9]]
     gains = np.array([[0.5, -0.5]], np.float32)
-    one, two = (loss_and_gradients(MODEL, params, to_batch(sequences, masks, gains, 15, 0, rows)) for rows in (2, 1))
+    one, two = (gradients(params, to_batch(sequences, masks, gains, 15, 0, rows)) for rows in (2, 1))
     assert int(one[2]) == int(two[2]) == 10
     for name in one[1]:
         np.testing.assert_allclose(one[1][name], two[1][name], atol=1e-6)
