@@ -604,7 +604,7 @@ def test_counted_rows_depend_on_the_buffer_as_packing_does(buffer):
     with chat_loader(mixture, rows=1, one_pass=True, buffer_conversations=buffer) as stream:
         rows = sum(1 for _ in stream)
     assert loader.chat_report(mixture, TOKENIZER, 48, buffer=buffer).rows == rows
-    assert (rows > loader.chat_report(mixture, TOKENIZER, 48, buffer=100).rows) == (buffer < 20)
+    assert rows > loader.chat_report(mixture, TOKENIZER, 48, buffer=100).rows
 
 
 def test_counting_keeps_no_conversation():
