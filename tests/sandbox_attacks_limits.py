@@ -26,7 +26,7 @@ TIME = [
     Attack(
         "burn",
         "uses more processor time than allowed, in bits",
-        "t = time.time()\nwhile time.time() < t + 1.5: pass\nharm()",
+        "while time.process_time() < 2: pass\nharm()",
         limits="stops",
         options={"cpu_seconds": 0.4},
     ),
