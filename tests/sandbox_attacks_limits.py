@@ -26,7 +26,7 @@ TIME = [
     Attack(
         "burn",
         "uses more processor time than allowed, in bits",
-        "t = time.time()\nwhile time.time() < t + 1.5: pass\nharm()",
+        "while time.process_time() < 2: pass\nharm()",
         limits="stops",
         options={"cpu_seconds": 0.4},
     ),
@@ -35,35 +35,35 @@ TIME = [
 TIGHT = {"memory_bytes": 128 * MIB}
 SMALL = {"files_bytes": 16 * MIB, "memory_bytes": 128 * MIB}
 SIZES = [
-    Attack("memory", "uses 400 MiB", "touched(400 << 20, bytearray(400 << 20))", limits="stops", options=TIGHT),
+    Attack("memory", "uses 240 MiB", "touched(240 << 20, bytearray(240 << 20))", limits="stops", options=TIGHT),
     Attack(
         "memory-in-bits",
-        "uses 400 MiB, a little at a time",
-        "kept = [bytearray(b'x' * (1 << 20)) for n in range(400)]; time.sleep(0.3); harm()",
+        "uses 240 MiB, a little at a time",
+        "kept = [bytearray(b'x' * (1 << 20)) for n in range(240)]; time.sleep(0.3); harm()",
         limits="stops",
         options=TIGHT,
     ),
     Attack(
         "shared-memory",
-        "uses 400 MiB of shared pages",
-        "touched(400 << 20, mmap.mmap(-1, 400 << 20)); time.sleep(0.3)",
+        "uses 240 MiB of shared pages",
+        "touched(240 << 20, mmap.mmap(-1, 240 << 20)); time.sleep(0.3)",
         limits="stops",
         options=TIGHT,
     ),
     Attack(
         "memory-of-many",
-        "uses 400 MiB in four processes",
+        "uses 240 MiB in four processes",
         "for n in range(4):\n"
-        "    if not os.fork(): x = bytearray(b'x' * (100 << 20)); time.sleep(2); os._exit(0)\n"
+        "    if not os.fork(): x = bytearray(b'x' * (60 << 20)); time.sleep(2); os._exit(0)\n"
         "time.sleep(1); harm()",
         limits="stops",
         options=TIGHT | {"processes": 8},
     ),
     Attack(
         "memory-device",
-        "writes 400 MiB to /dev/shm",
+        "writes 60 MiB to /dev/shm",
         "f = open('/dev/shm/sandbox-canary', 'wb')\n"
-        "os.unlink(f.name)\nfor n in range(40): f.write(bytes(10 << 20))\nf.flush(); harm()",
+        "os.unlink(f.name)\nfor n in range(6): f.write(bytes(10 << 20))\nf.flush(); harm()",
         limits="stops",
         options=SMALL,
     ),
@@ -82,29 +82,29 @@ SIZES = [
     Attack(
         "system-v-memory",
         "takes a System V segment",
-        "harm(call(29, 194, 0, 400 << 20, 0o1600) >= 0)",
+        "harm(call(29, 194, 0, 240 << 20, 0o1600) >= 0)",
         bare=None,
         limits="depends",
         options=TIGHT,
     ),
     Attack(
         "big-file",
-        "writes a file of 200 MiB",
-        "f = open('f', 'wb')\nfor n in range(20): f.write(bytes(10 << 20))\nf.flush(); harm()",
+        "writes a file of 60 MiB",
+        "f = open('f', 'wb')\nfor n in range(6): f.write(bytes(10 << 20))\nf.flush(); harm()",
         limits="stops",
         options=SMALL,
     ),
     Attack(
         "many-big-files",
-        "writes 20 files of 10 MiB",
-        "for n in range(20): open(f'f{n}', 'wb').write(bytes(10 << 20))\ntime.sleep(0.5); harm()",
+        "writes 6 files of 10 MiB",
+        "for n in range(6): open(f'f{n}', 'wb').write(bytes(10 << 20))\ntime.sleep(0.5); harm()",
         limits="stops",
         options=SMALL,
     ),
     Attack(
         "deleted-files",
-        "writes 12 files of 10 MiB and deletes each while it is open",
-        "kept = []\nfor n in range(12):\n"
+        "writes 5 files of 10 MiB and deletes each while it is open",
+        "kept = []\nfor n in range(5):\n"
         "    kept.append(open(f'f{n}', 'wb', 0)); os.unlink(f'f{n}'); kept[-1].write(bytes(10 << 20))\n"
         "time.sleep(0.5); harm()",
         limits="stops",
@@ -112,8 +112,8 @@ SIZES = [
     ),
     Attack(
         "many-big-files-kept",
-        "writes 20 files of 10 MiB into a folder that is kept",
-        "for n in range(20): open(f'f{n}', 'wb').write(bytes(10 << 20))\ntime.sleep(0.5); harm()",
+        "writes 6 files of 10 MiB into a folder that is kept",
+        "for n in range(6): open(f'f{n}', 'wb').write(bytes(10 << 20))\ntime.sleep(0.5); harm()",
         limits="stops",
         options=SMALL,
         bare=None,
@@ -121,8 +121,8 @@ SIZES = [
     ),
     Attack(
         "deleted-files-kept",
-        "deletes 12 open files of 10 MiB in a folder that is kept",
-        "kept = []\nfor n in range(12):\n"
+        "deletes 5 open files of 10 MiB in a folder that is kept",
+        "kept = []\nfor n in range(5):\n"
         "    kept.append(open(f'f{n}', 'wb', 0)); os.unlink(f'f{n}'); kept[-1].write(bytes(10 << 20))\n"
         "time.sleep(0.5); harm()",
         limits="stops",

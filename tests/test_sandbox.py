@@ -47,10 +47,10 @@ def test_error_is_the_last_line(use: str) -> None:
 @each_level
 def test_endless_loop_is_killed(use: str) -> None:
     began = time.monotonic()
-    result = sandbox.run_code("print('x', flush=True)\nwhile True: pass", timeout=1.0, use=use)
-    assert time.monotonic() - began < 5 and 0.9 < result.seconds < 5
+    result = sandbox.run_code("print('x', flush=True)\nwhile True: pass", timeout=0.6, use=use)
+    assert time.monotonic() - began < 5 and 0.5 < result.seconds < 5
     assert result.timeout and not result.success and result.stdout == result.stderr == "" and "killed" in result.error
-    kept = sandbox.run([*PYTHON, "print('x', flush=True)\nwhile True: pass"], timeout=1.0, use=use)
+    kept = sandbox.run([*PYTHON, "import time; print('x', flush=True); time.sleep(60)"], timeout=1.0, use=use)
     assert kept.timeout and kept.stdout == "x\n"  # the general form keeps what there was
 
 
@@ -74,16 +74,20 @@ import subprocess; subprocess.run(['true'])
 import psutil
 import resource
 input()
-""".strip().splitlines()
+"""
 
 
 @each_level
 def test_what_a_model_should_not_do_fails(use: str) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        for code, result in zip(DANGEROUS, pool.map(lambda c: sandbox.run_code(c, use=use), DANGEROUS), strict=True):
-            assert not result.success and result.error, code
-            if code.startswith("import os;"):
-                assert "not available in the sandbox" in result.error
+    lines = DANGEROUS.strip().splitlines()
+    code = (
+        f"for line in {lines}:\n try: exec(line); print('DONE', line)\n except Exception as error: print(repr(error))"
+    )
+    result = sandbox.run_code(code, use=use)
+    assert result.success and len(result.stdout.splitlines()) == len(lines) and "DONE" not in result.stdout
+    assert result.stdout.count("is not available in the sandbox") == 6
+    alone = sandbox.run_code("import os; os.fork()", use=use)
+    assert not alone.success and alone.error == "PermissionError: os.fork is not available in the sandbox"
 
 
 @each_level
@@ -280,7 +284,7 @@ def test_where_proc_cannot_be_mounted_it_does_without() -> None:
         "print(levels.proc_works())"
     )
     lines = out.strip().splitlines()
-    assert len(lines) >= 2 and lines[-1] == "False"
+    assert len(lines) == len(HERE) and lines[-1] == "False"  # every strong level of this machine
     for line in lines[:-1]:
         assert line.split(" ", 1)[1] in ("['cpuinfo', 'meminfo'] None", "['meminfo', 'cpuinfo'] None")
 

@@ -214,6 +214,8 @@ def supervised(spec: dict, stdin: bytes) -> tuple[dict, bytes, bytes]:
                 process.wait()
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
+    except OSError as error:  # no memory or processes left for a supervisor
+        raise Refused(str(error)) from None
     finally:
         os.close(theirs)
         os.close(lifeline)
