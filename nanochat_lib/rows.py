@@ -42,6 +42,7 @@ class Row:
     high: int = 0
     used: int = 0  # when, in claims
     stale: bool = False  # written with other weights
+    cut: bool = False  # set back, and nothing run since: the cache's `prev` is that of another token
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Rows:
             shared[best] = 0
         self.claims += 1
         row = self.rows[best]
+        row.cut = row.cut or shared[best] < len(row.known)
         row.used, row.known, row.stale = self.claims, row.known[: shared[best]], False
         row.high = row.high if row.known else 0
         return best, shared[best]
@@ -104,7 +106,7 @@ class Rows:
             return 0
         while same < min(most, len(row.known)) and row.known[same] == prompt[same]:
             same += 1
-        if same < len(row.known):
+        if row.cut or same < len(row.known):
             same = min(same, most - 1)  # going back needs a token to run: it brings the embedding that smear reads
             if same < 1 or row.high - same > steps_back(self.setup.config, self.length, self.slack, row.high):
                 return 0
@@ -122,7 +124,7 @@ class Rows:
         self.cache = compiled_fill(
             params, cache, np.int32(index), idx, np.int32(len(part)), previous, setup=self.setup, fresh=not row.known
         )
-        row.known += part
+        row.known, row.cut = row.known + part, False
         row.high = max(row.high, len(row.known))
         return len(part)
 
@@ -161,7 +163,7 @@ class Rows:
         for index, draw in draws.items():
             new[index] = tokens[index][tokens[index] >= 0].tolist()
             row = self.rows[index]
-            row.known += [draw.newest, *new[index][:-1]]
+            row.known, row.cut = [*row.known, draw.newest, *new[index][:-1]], False
             row.high = max(row.high, len(row.known))
         return new
 

@@ -177,6 +177,19 @@ def test_a_row_goes_back_as_far_as_its_rings_allow(solo: Engine, shared: Batchin
         assert again.tokens == expected(solo, Request(other, 1, temperature=0))[0]
 
 
+def test_a_row_that_was_set_back_and_never_run_is_continued_rightly(solo: Engine) -> None:
+    """The cache's own note of the last token is then that of a token taken back."""
+    store, text = rows.Rows(solo.setup, 3, CONFIG.sequence_len, 3), prompt(30)
+    row, _ = store.claim(text, range(3))
+    store.fill(solo.params, row, text[:-1])
+    other = [*text[:27], 5]
+    assert store.claim(other, range(3)) == (row, 26) and not store.rows[row].high == 26
+    assert store.claim(other[:27], range(3)) == (row, 25), "one token more has to be run"
+    store.fill(solo.params, row, other[25:26])
+    assert store.claim(other[:27], range(3)) == (row, 26)
+    assert store.rows[row].known == other[:26]
+
+
 def test_the_longest_unused_row_is_given_away(solo: Engine) -> None:
     with BatchingEngine(solo, rows=3, slack=3) as engine:
         first, second, third, fourth = (prompt(20) for _ in range(4))
