@@ -19,7 +19,7 @@ from nanochat_lib import gpt
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
 from nanochat_lib.runtime import check_preempted
-from nanochat_lib.sampling import candidate_count, check_sampling, next_power, row_keys
+from nanochat_lib.sampling import check_sampling, is_greedy, next_power, row_keys
 from nanochat_lib.sizing import GPTConfig
 
 
@@ -145,8 +145,7 @@ class Engine:
 
     def _options(self, temperature: float, top_k: int | None, top_p: float | None, logprobs: bool) -> Options:
         check_sampling(temperature, top_k, top_p)
-        candidates = candidate_count(temperature, top_k, self.setup.vocab)
-        return Options(float(temperature), int(top_k or 0), float(top_p or 1), candidates, logprobs)
+        return Options(float(temperature), int(top_k or 0), float(top_p or 1), is_greedy(temperature, top_k), logprobs)
 
     def _batch(
         self,

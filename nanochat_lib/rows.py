@@ -15,10 +15,9 @@ import numpy as np
 
 from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode, span_of
 from nanochat_lib.kv_cache import put_row, steps_back, take_row
-from nanochat_lib.sampling import candidate_count, row_keys
+from nanochat_lib.sampling import is_greedy, row_keys
 
 FILLS = (16, 64, 256)  # tokens of one fill; the last sizes are cut to the context
-CANDIDATES = (1, 64, 256, 0)  # what decode steps are compiled for: greedy, top-k up to so many, everything
 LEAST_REUSE = 16  # tokens in common below which a row that differs later is not worth giving up
 
 
@@ -138,9 +137,6 @@ class Rows:
             forced[row, : len(draw.forced)] = draw.forced[:CHUNK]
         column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
         zeros = np.zeros(count, np.uint32)
-        wanted = [candidate_count(draw.temperature, draw.top_k, self.setup.vocab) for draw in draws.values()]
-        candidates = 0 if 0 in wanted else max(wanted)
-        candidates = next((c for c in CANDIDATES[:-1] if candidates and candidates <= c < self.setup.vocab), 0)
         longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
         cache, self.cache = self._placed(), None
         tokens, _, _, self.cache = compiled_decode(
@@ -155,7 +151,7 @@ class Rows:
             np.int32(min(steps, CHUNK)),
             (column("temperature", np.float32), column("top_k", np.int32), column("top_p", np.float32)),
             setup=self.setup,
-            candidates=candidates,
+            greedy=all(is_greedy(draw.temperature, draw.top_k) for draw in draws.values()),
             span=span_of(longest, self.length),
         )
         tokens = np.asarray(tokens)

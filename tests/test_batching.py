@@ -94,7 +94,7 @@ def textbook_step():
 
     def step(params: gpt.Params, ids: jax.Array, length: int, key: jax.Array, step: int, *options: float) -> jax.Array:
         logits = gpt.apply(CONFIG, params, ids)[:, length - 1]
-        return sample(logits, key, step, *options, 0, TOKENIZER.vocab_size)[0][0]
+        return sample(logits, key, step, *options, False, TOKENIZER.vocab_size)[0][0]
 
     return jax.jit(step)
 
@@ -138,7 +138,7 @@ def test_answers_do_not_depend_on_company(solo: Engine, shared: BatchingEngine) 
     assert max(len(box.tokens) + len(r.tokens) for r, box in zip(requests, boxes, strict=True)) == 96, "context full"
     again = ask(shared, *reversed(requests))  # other company, other rows, other order
     assert [box.tokens for box in again[::-1]] == [box.tokens for box in boxes]
-    assert 0 < (COMPILES - before)["decode"] <= len(rows.CANDIDATES)
+    assert 0 < (COMPILES - before)["decode"] <= 2
     assert 0 < (COMPILES - before)["fill"] <= 2 * len(rows.FILLS)
     stats = shared.stats()
     assert stats["busy"] == stats["waiting"] == 0 and stats["rows"] == 3
