@@ -76,8 +76,7 @@ def sample(
         values = jax.lax.cond((top_k < vocab).any(), lambda: _top_k(values, logits, top_k), lambda: values)
         values = jax.lax.cond((top_p < 1).any(), lambda: _top_p(values, top_p), lambda: values)
         noise = jax.vmap(lambda k, n: jax.random.gumbel(jax.random.fold_in(k, n), logits.shape[-1:]))(keys, step)
-        # The sums are made before they are compared: a CPU's compiler would make them, noise and all, one by one.
-        drawn = jnp.argmax(jax.lax.optimization_barrier(values + noise), axis=-1)
+        drawn = jnp.argmax(values + noise, axis=-1)
         token = jnp.where(temperature > 0, drawn, token)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return token.astype(jnp.int32), chosen - jax.nn.logsumexp(logits, axis=-1)

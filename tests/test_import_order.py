@@ -20,7 +20,7 @@ ORDER = """
     sharding collectives muon optim train_step plan
     objects step_folders arrays durable run_folder saver checkpoint metrics guards trainer
     twin twin_optim upstream
-    calculator sandbox sampling decoding engine answer_text rows batching
+    calculator sandbox sampling decoding engine answer_text rows requests batching
     tasks evaluate pretrain sft rl compiled preflight serve
     report course pipeline convert capstone cli __main__
 """.split()
