@@ -72,12 +72,12 @@ class Options(NamedTuple):
     temperature: float
     top_k: int
     top_p: float
-    candidates: int
+    greedy: bool
     logprobs: bool
 
 
-@partial(jax.jit, static_argnames=("setup", "num_samples", "cache_len", "candidates"))
-def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples, cache_len, candidates):
+@partial(jax.jit, static_argnames=("setup", "num_samples", "cache_len", "greedy"))
+def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples, cache_len, greedy):
     """Prompts (P, T) -> the first token of each of the P·num_samples rows, its log-probability, and the rows' cache.
 
     sampling: (temperature, top_k, top_p), each one number or (B,).
@@ -86,13 +86,11 @@ def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples
     cache = setup.model.init_cache(setup.config, idx.shape[0], cache_len, setup.dtype)
     logits, cache = setup.model.prefill(setup.config, params, idx, lengths, cache, dtype=setup.dtype)
     logits, cache = jnp.repeat(logits, num_samples, axis=0), setup.model.repeat_cache(cache, num_samples)
-    return *sample(logits, keys, 0, *sampling, candidates, setup.vocab), cache
+    return *sample(logits, keys, 0, *sampling, greedy, setup.vocab), cache
 
 
-@partial(jax.jit, static_argnames=("setup", "candidates", "span"), donate_argnames=("cache",))
-def compiled_decode(
-    params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, candidates, span
-):
+@partial(jax.jit, static_argnames=("setup", "greedy", "span"), donate_argnames=("cache",))
+def compiled_decode(params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, greedy, span):
     """Up to `steps` more tokens a row; fewer when a living row closes a tool call or none is left.
 
     token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
@@ -111,7 +109,7 @@ def compiled_decode(
         n, alive, _, tokens, logprobs, token, cache = state
         model, dtype = setup.model, setup.dtype
         logits, cache = model.decode(setup.config, params, token, cache, dtype=dtype, alive=alive, span=span)
-        sampled, logprob = sample(logits, keys, held + n, *sampling, candidates, setup.vocab)
+        sampled, logprob = sample(logits, keys, held + n, *sampling, greedy, setup.vocab)
         new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
         tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
         logprobs = logprobs.at[:, n].set(logprob)
@@ -186,7 +184,7 @@ class Batch:
             state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
             state += (self.options[:3],)
             tokens, logprobs, self.newest, self.cache = compiled_decode(
-                self.params, *state, setup=self.setup, candidates=self.options.candidates, span=self.span()
+                self.params, *state, setup=self.setup, greedy=self.options.greedy, span=self.span()
             )
         self.append(np.asarray(tokens), logprobs)
 
@@ -209,7 +207,7 @@ class Batch:
             setup=self.setup,
             num_samples=self.samples,
             cache_len=self.cache_len,
-            candidates=self.options.candidates,
+            greedy=self.options.greedy,
         )
         return np.where(self.alive, self.newest, -1)[:, None], logprob[:, None]
 

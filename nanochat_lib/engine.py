@@ -1,4 +1,6 @@
-"""The engine: answers to prompts, streamed or in batches, from one set of weights.
+"""The engine: answers to prompts, streamed or in batches that start together, from one set of weights.
+
+Requests that come and go at any time are `batching`'s.
 
 Limit of a row: `max_tokens`, and prompt and answer together never exceed the model's sequence length, the longest text
 it has learned. How a batch is decoded, and how tools are used, is in `decoding`.
@@ -17,7 +19,7 @@ from nanochat_lib import gpt
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
 from nanochat_lib.runtime import check_preempted
-from nanochat_lib.sampling import candidate_count, check_sampling, next_power, row_keys
+from nanochat_lib.sampling import check_sampling, is_greedy, next_power, row_keys
 from nanochat_lib.sizing import GPTConfig
 
 
@@ -66,8 +68,8 @@ class Engine:
         """Yields (token column, mask column), an entry for each of `num_samples` answers to the prompt `tokens`.
 
         At most `max_tokens` columns (None: until the context is full). Mask 1: sampled, 0: inserted by a tool. A row
-        that has ended repeats `<|assistant_end|>` with mask 0 until all have. Raises UserError, at once, for a prompt
-        or an option out of range.
+        that has ended repeats `<|assistant_end|>` with mask 0 until all have. temperature, top_k, top_p: see
+        sampling.sample. Raises UserError, at once, for a prompt or an option out of range.
         """
         limits = self.limits([tokens], num_samples, max_tokens)
         options = self._options(temperature, top_k, top_p, logprobs=False)
@@ -143,8 +145,7 @@ class Engine:
 
     def _options(self, temperature: float, top_k: int | None, top_p: float | None, logprobs: bool) -> Options:
         check_sampling(temperature, top_k, top_p)
-        candidates = candidate_count(temperature, top_k, self.setup.vocab)
-        return Options(float(temperature), int(top_k or 0), float(top_p or 1), candidates, logprobs)
+        return Options(float(temperature), int(top_k or 0), float(top_p or 1), is_greedy(temperature, top_k), logprobs)
 
     def _batch(
         self,

@@ -15,10 +15,9 @@ import numpy as np
 
 from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode, span_of
 from nanochat_lib.kv_cache import put_row, steps_back, take_row
-from nanochat_lib.sampling import candidate_count, row_keys
+from nanochat_lib.sampling import is_greedy, row_keys
 
 FILLS = (16, 64, 256)  # tokens of one fill; the last sizes are cut to the context
-CANDIDATES = (1, 64, 256, 0)  # what decode steps are compiled for: greedy, top-k up to so many, everything
 LEAST_REUSE = 16  # tokens in common below which a row that differs later is not worth giving up
 
 
@@ -42,6 +41,7 @@ class Row:
     high: int = 0
     used: int = 0  # when, in claims
     stale: bool = False  # written with other weights
+    cut: bool = False  # set back, and nothing run since: the cache's `prev` is that of another token
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Rows:
             shared[best] = 0
         self.claims += 1
         row = self.rows[best]
+        row.cut = row.cut or shared[best] < len(row.known)
         row.used, row.known, row.stale = self.claims, row.known[: shared[best]], False
         row.high = row.high if row.known else 0
         return best, shared[best]
@@ -104,7 +105,7 @@ class Rows:
             return 0
         while same < min(most, len(row.known)) and row.known[same] == prompt[same]:
             same += 1
-        if same < len(row.known):
+        if row.cut or same < len(row.known):
             same = min(same, most - 1)  # going back needs a token to run: it brings the embedding that smear reads
             if same < 1 or row.high - same > steps_back(self.setup.config, self.length, self.slack, row.high):
                 return 0
@@ -122,7 +123,7 @@ class Rows:
         self.cache = compiled_fill(
             params, cache, np.int32(index), idx, np.int32(len(part)), previous, setup=self.setup, fresh=not row.known
         )
-        row.known += part
+        row.known, row.cut = row.known + part, False
         row.high = max(row.high, len(row.known))
         return len(part)
 
@@ -136,9 +137,6 @@ class Rows:
             forced[row, : len(draw.forced)] = draw.forced[:CHUNK]
         column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
         zeros = np.zeros(count, np.uint32)
-        wanted = [candidate_count(draw.temperature, draw.top_k, self.setup.vocab) for draw in draws.values()]
-        candidates = 0 if 0 in wanted else max(wanted)
-        candidates = next((c for c in CANDIDATES[:-1] if candidates and candidates <= c < self.setup.vocab), 0)
         longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
         cache, self.cache = self._placed(), None
         tokens, _, _, self.cache = compiled_decode(
@@ -153,7 +151,7 @@ class Rows:
             np.int32(min(steps, CHUNK)),
             (column("temperature", np.float32), column("top_k", np.int32), column("top_p", np.float32)),
             setup=self.setup,
-            candidates=candidates,
+            greedy=all(is_greedy(draw.temperature, draw.top_k) for draw in draws.values()),
             span=span_of(longest, self.length),
         )
         tokens = np.asarray(tokens)
@@ -161,7 +159,7 @@ class Rows:
         for index, draw in draws.items():
             new[index] = tokens[index][tokens[index] >= 0].tolist()
             row = self.rows[index]
-            row.known += [draw.newest, *new[index][:-1]]
+            row.known, row.cut = [*row.known, draw.newest, *new[index][:-1]], False
             row.high = max(row.high, len(row.known))
         return new
 

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 
 from nanochat_lib.errors import UserError
 
-FEWEST_CANDIDATES = 16
-
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None = None) -> None:
     """UserError unless temperature ≥ 0, top_k ≥ 0 (0 or None: off) and 0 < top_p ≤ 1 (1 or None: off)."""
@@ -27,16 +25,9 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def candidate_count(temperature: float, top_k: int | None, vocab: int) -> int:
-    """How many of the likeliest tokens a compiled step looks at: 1 greedy, 0 the full vocabulary, else a power of two.
-
-    top_k itself stays a run-time number below this, so trying many values compiles only a few steps.
-    """
-    if temperature == 0 or top_k == 1:
-        return 1
-    if not top_k or top_k >= vocab:
-        return 0
-    return min(next_power(top_k, FEWEST_CANDIDATES), vocab)
+def is_greedy(temperature: float, top_k: int | None) -> bool:
+    """Whether there is nothing to draw. Steps are compiled once for such rows alone and once for all others."""
+    return temperature == 0 or top_k == 1
 
 
 def next_power(n: int, least: int = 1) -> int:
@@ -61,48 +52,34 @@ def sample(
     temperature: jax.Array,
     top_k: jax.Array,
     top_p: jax.Array,
-    candidates: int,
+    greedy: bool,
     vocab: int,
 ) -> tuple[jax.Array, jax.Array]:
     """logits (B, V) float32, keys (B,) -> (token (B,) int32, its log-probability (B,) float32).
 
-    step, temperature, top_k (0: off) and top_p (1: off) are numbers or (B,); `candidates` is the largest
-    `candidate_count` of the rows, 0 counting as the largest, and never changes a draw. Ids from `vocab` up are never
-    chosen. At temperature 0 a row takes the first of its largest logits. Otherwise its token is drawn from
-    softmax(logits / temperature) over the `top_k` likeliest, and of these the fewest whose probabilities sum to `top_p`
-    (nucleus sampling, arXiv:1904.09751); of equal logits the first ids are kept. Drawn by the Gumbel-max trick: noise
-    from fold_in(key, step) is added, one number an id, and the largest sum wins. The log-probability is the model's
-    own, before temperature, top-k and top-p.
+    step, temperature, top_k (0: off) and top_p (1: off) are numbers or (B,). `greedy`: all rows are (`is_greedy`), so
+    nothing need be drawn. Ids from `vocab` up are never chosen. At temperature 0 a row takes the first of its largest
+    logits. Otherwise its token is drawn from softmax(logits / temperature) over the `top_k` likeliest, and of these the
+    fewest whose probabilities sum to `top_p` (nucleus sampling, arXiv:1904.09751); of equal logits the first ids are
+    kept. Drawn by the Gumbel-max trick: noise from fold_in(key, step) is added, one number an id, and the largest sum
+    wins. The log-probability is the model's own, before temperature, top-k and top-p.
     """
     logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
     token = jnp.argmax(logits, axis=-1)
-    if candidates != 1:
+    if not greedy:
         rows = token.shape
         step, temperature, top_k, top_p = (jnp.broadcast_to(x, rows) for x in (step, temperature, top_k, top_p))
         top_k = jnp.where((top_k == 0) | (top_k > vocab), vocab, top_k)
-        heat = jnp.where(temperature > 0, temperature, 1)[:, None]
+        values = (logits - jnp.max(logits, axis=-1, keepdims=True)) / jnp.where(temperature > 0, temperature, 1)[
+            :, None
+        ]
+        values = jax.lax.cond((top_k < vocab).any(), lambda: _top_k(values, logits, top_k), lambda: values)
+        values = jax.lax.cond((top_p < 1).any(), lambda: _top_p(values, top_p), lambda: values)
         noise = jax.vmap(lambda k, n: jax.random.gumbel(jax.random.fold_in(k, n), logits.shape[-1:]))(keys, step)
-        if candidates:
-            values, ids = jax.lax.top_k(logits, candidates)
-            values = _kept_of_sorted((values - values[:, :1]) / heat, top_k, top_p)
-            choice = jnp.argmax(values + jnp.take_along_axis(noise, ids, axis=-1), axis=-1)
-            drawn = jnp.take_along_axis(ids, choice[:, None], axis=-1)[:, 0]
-        else:
-            values = (logits - jnp.max(logits, axis=-1, keepdims=True)) / heat
-            values = jax.lax.cond((top_k < vocab).any(), lambda: _top_k(values, logits, top_k), lambda: values)
-            values = jax.lax.cond((top_p < 1).any(), lambda: _top_p(values, top_p), lambda: values)
-            drawn = jnp.argmax(values + noise, axis=-1)
+        drawn = jnp.argmax(values + noise, axis=-1)
         token = jnp.where(temperature > 0, drawn, token)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return token.astype(jnp.int32), chosen - jax.nn.logsumexp(logits, axis=-1)
-
-
-def _kept_of_sorted(values: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """values (B, N), falling, with -inf for what top-k and top-p leave out."""
-    values = jnp.where(jnp.arange(values.shape[-1]) < top_k[:, None], values, -jnp.inf)
-    shares = jax.nn.softmax(values, axis=-1)
-    before = jnp.cumsum(shares, axis=-1) - shares
-    return jnp.where((before < top_p[:, None]) | (top_p[:, None] >= 1), values, -jnp.inf)
 
 
 def _top_k(values: jax.Array, logits: jax.Array, top_k: jax.Array) -> jax.Array:

@@ -94,7 +94,7 @@ def textbook_step():
 
     def step(params: gpt.Params, ids: jax.Array, length: int, key: jax.Array, step: int, *options: float) -> jax.Array:
         logits = gpt.apply(CONFIG, params, ids)[:, length - 1]
-        return sample(logits, key, step, *options, 0, TOKENIZER.vocab_size)[0][0]
+        return sample(logits, key, step, *options, False, TOKENIZER.vocab_size)[0][0]
 
     return jax.jit(step)
 
@@ -138,7 +138,7 @@ def test_answers_do_not_depend_on_company(solo: Engine, shared: BatchingEngine) 
     assert max(len(box.tokens) + len(r.tokens) for r, box in zip(requests, boxes, strict=True)) == 96, "context full"
     again = ask(shared, *reversed(requests))  # other company, other rows, other order
     assert [box.tokens for box in again[::-1]] == [box.tokens for box in boxes]
-    assert 0 < (COMPILES - before)["decode"] <= len(rows.CANDIDATES)
+    assert 0 < (COMPILES - before)["decode"] <= 2
     assert 0 < (COMPILES - before)["fill"] <= 2 * len(rows.FILLS)
     stats = shared.stats()
     assert stats["busy"] == stats["waiting"] == 0 and stats["rows"] == 3
@@ -175,6 +175,19 @@ def test_a_row_goes_back_as_far_as_its_rings_allow(solo: Engine, shared: Batchin
         other = text[:length] + prompt(12 - length)
         (again,) = ask(shared, Request(other, 1, temperature=0))
         assert again.tokens == expected(solo, Request(other, 1, temperature=0))[0]
+
+
+def test_a_row_that_was_set_back_and_never_run_is_continued_rightly(solo: Engine) -> None:
+    """The cache's own note of the last token is then that of a token taken back."""
+    store, text = rows.Rows(solo.setup, 3, CONFIG.sequence_len, 3), prompt(30)
+    row, _ = store.claim(text, range(3))
+    store.fill(solo.params, row, text[:-1])
+    other = [*text[:27], 5]
+    assert store.claim(other, range(3)) == (row, 26) and not store.rows[row].high == 26
+    assert store.claim(other[:27], range(3)) == (row, 25), "one token more has to be run"
+    store.fill(solo.params, row, other[25:26])
+    assert store.claim(other[:27], range(3)) == (row, 26)
+    assert store.rows[row].known == other[:26]
 
 
 def test_the_longest_unused_row_is_given_away(solo: Engine) -> None:

@@ -11,6 +11,7 @@ a seed. Example:
 
 from __future__ import annotations
 
+import argparse
 import threading
 import time
 from functools import partial
@@ -142,7 +143,7 @@ def main() -> None:
     print(
         f"prompts of {args.prompt}, answers of {new}, float32 on {jax.default_backend()}, greedy, best of {args.repeat}"
     )
-    plain_row = sum(leaf.nbytes for leaf in jax.tree.leaves(jax.eval_shape(lambda: plain_cache(config, 1))))
+    plain_row = sum(leaf.nbytes for leaf in jax.tree.leaves(plain_cache(config, 1)))
     sizes = row_bytes(config, config.sequence_len, slack=SLACK)
     print(
         f"memory of a row: {plain_row:,} bytes in the plain loop; {sizes['total']:,} in the engine "
