@@ -115,7 +115,7 @@ def options(
     add("--only", metavar="PARTS", help="of a base evaluation: core, bpb, sample, joined by commas")
     add("--context", type=int, metavar="N", help="CORE: longer prompts lose their front (default: whole prompts)")
     add("--bundle", metavar="DIR", help="CORE: another bundle")
-    add("--model", metavar="NAMES", help="base, sft, rl, joined by commas")
+    add("--model", metavar="NAMES", help="base, mid, sft, rl, joined by commas")
     add("--max-per-task", type=int, metavar="N", help="so many examples of each task")
     add("--tasks", metavar="NAMES", help="chat tasks, joined by commas")
     add("--samples", type=int, metavar="K", help="chat: answers a question, right when one of them is; with pass@k")
@@ -137,7 +137,7 @@ def options(
     )  # fmt: skip
     sub.add_argument("files", metavar="FILE", nargs="+", help="text to measure")
     sub.add_argument("--run-dir", metavar="DIR", help="the run's folder")
-    sub.add_argument("--model", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    sub.add_argument("--model", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one)")
     sub.add_argument("--json", action="store_true", help="as JSON")
     sub.set_defaults(act=lambda args: bpb(args, opened))
     for sub in actions.choices.values():

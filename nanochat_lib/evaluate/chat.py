@@ -84,7 +84,7 @@ def categorical(
     """
     items, groups = [], []
     for conversation in conversations:
-        prompt = render_for_completion(tokenizer, conversation)
+        prompt = render_for_completion(tokenizer, conversation, LONGEST)  # whole, as CORE's prompts are
         answers, gold = offered(conversation, task)
         encoded = [tokenizer.encode(answer) for answer in answers]
         if task.scored_over == "letter" and any(len(ids) != 1 for ids in encoded):

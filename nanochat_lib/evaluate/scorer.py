@@ -11,7 +11,7 @@ sequences. Only the tokens of branches go through the head, which at a vocabular
 of a small model.
 
 Shapes (P, S) come from a ladder, two S for each P, and the number of rows follows from the shape. However many prompts
-there are, at most two programs a rung are compiled; the real bundle of 22 tasks needs about 16.
+there are, at most two programs a rung are compiled.
 """
 
 from __future__ import annotations
