@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from nanochat_lib.course import budgets, registry
 from nanochat_lib.course.cases import MISSING, Case, Exercise, raises
 from nanochat_lib.course.causes import likely_cause
 from nanochat_lib.course.compare import Difference, difference
-from nanochat_lib.course.mishaps import TookTooLong, error_cause, error_line, error_words, is_stub, patience, staying
+from nanochat_lib.course.mishaps import Raised, TookTooLong, patience, raised, staying
 from nanochat_lib.course.mode import CourseError, strict
 from nanochat_lib.course.notes import recording
 from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, NOT_RUN, PASSED, Result, Row
@@ -91,30 +92,55 @@ def _plain_call(fn: Callable, *args: object) -> object:
     return fn(*args)
 
 
+@dataclass
+class Observed:
+    """What one call gave: a result or an exception, what it noted, and the argument that it changed."""
+
+    got: object = MISSING
+    error: Raised | None = None
+    noted: dict[str, object] = field(default_factory=dict)
+    changed: str = ""
+
+
 def _run(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
     """One case that is not a budget."""
     args = arguments(exercise.id, case, seed)
-    call = case.call or exercise.call or _plain_call
-    want = _wanted(exercise, case, args, call)
+    call = calling(exercise, case)
+    return judged(exercise, case, args, wanted(exercise, case, args), observe(exercise, fn, args, call), fn)
+
+
+def calling(exercise: Exercise, case: Case) -> Callable:
+    """How a case calls the function: (fn, *args) -> result."""
+    return case.call or exercise.call or _plain_call
+
+
+def observe(exercise: Exercise, fn: Callable, args: tuple, call: Callable) -> Observed:
+    """Calls the function on a copy of the arguments."""
     used = fresh(args)
-    row = Row(case.name, case.kind, PASSED, called=called_with(fn, args))
-    error: BaseException | None = None
-    got: object = MISSING
     with recording() as noted:
+        seen = Observed(noted=noted)
         try:
             with staying(), patience(PATIENCE):
-                got = budgets.wait(call(fn, *used))
-        except (Exception, SystemExit, TookTooLong) as raised:  # whatever a learner's function may raise
-            error = raised
-    if is_stub(error) and not isinstance(want, raises):
+                seen.got = budgets.wait(call(fn, *used))
+        except (Exception, SystemExit, TookTooLong) as error:  # whatever a learner's function may raise
+            seen.error = raised(error, fn)
+    if seen.error is None and not exercise.mutates:
+        seen.changed = mutated(used, args, fn)
+    return seen
+
+
+def judged(exercise: Exercise, case: Case, args: tuple, want: object, seen: Observed, fn: Callable) -> Row:
+    """The row of a case, from what was wanted and what was seen. `fn` gives names only; it is not called."""
+    row, got, error = Row(case.name, case.kind, PASSED, called=called_with(fn, args)), seen.got, seen.error
+    if error is not None and error.stub and not isinstance(want, raises):
         return Row(case.name, case.kind, NOT_ATTEMPTED)
     if isinstance(want, raises):
         _judge_error(row, want, got, error)
         return row
     if error is not None:
-        row.fail(got=error_words(error), cause=error_cause(error), expected=_expectation(want))
-        row.where, row.endless = error_line(error, fn), isinstance(error, TookTooLong)
-        row.step = first_wrong_step(exercise, args, noted)
+        row.fail(got=error.words, cause=error.cause, expected=_expectation(want))
+        row.where, row.endless = error.line, error.endless
+        row.step = first_wrong_step(exercise, args, seen.noted)
         return row
     found = None
     if case.kind == "property":
@@ -124,35 +150,35 @@ def _run(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
         if found:
             row.fail(got=describe(got), expected=describe(want), where=found.message)
             row.index, row.heat, row.difference = found.index, found.heat, found
-    if row.status == PASSED and not exercise.mutates and (changed := mutated(used, args, fn)):
-        row.fail(cause=f"the function changed its argument {changed}; work on a copy, or build a new value")
+    if row.status == PASSED and seen.changed:
+        row.fail(cause=f"the function changed its argument {seen.changed}; work on a copy, or build a new value")
     if row.status == FAILED and not row.cause:
-        row.step = first_wrong_step(exercise, args, noted)
-        row.cause = likely_cause(got, want, args, found, tuple(exercise.causes), call, fn)
+        row.step = first_wrong_step(exercise, args, seen.noted)
+        row.cause = likely_cause(got, want, args, found, tuple(exercise.causes), calling(exercise, case), fn)
     return row
 
 
-def _wanted(exercise: Exercise, case: Case, args: tuple, call: Callable) -> object:
+def wanted(exercise: Exercise, case: Case, args: tuple) -> object:
     """The expected value of a case; MISSING for a property."""
     if case.kind == "property" or case.expected is not MISSING:
         return case.expected
     right = case.against or registry.library_function(exercise.id)
     if right is None:
         raise TypeError(f"{exercise.id}, case {case.name!r}: names neither a library function nor against=")
-    want = budgets.wait(call(right, *fresh(args)))
+    want = budgets.wait(calling(exercise, case)(right, *fresh(args)))
     if want is None:
         raise TypeError(f"{exercise.id}, case {case.name!r}: the reference returned None, which would prove nothing")
     return want
 
 
-def _judge_error(row: Row, want: raises, got: object, error: BaseException | None) -> None:
+def _judge_error(row: Row, want: raises, got: object, error: Raised | None) -> None:
     expected = f"{want.error.__name__}{f' that says {want.words!r}' if want.words else ''}"
     if error is None:
         row.fail(expected=expected, got=describe(got), cause=f"bad input was accepted; raise {want.error.__name__}")
-    elif not isinstance(error, want.error):
-        row.fail(expected=expected, got=error_words(error), cause="another kind of exception than asked for")
-    elif want.words.lower() not in str(error).lower():
-        row.fail(expected=expected, got=error_words(error), cause="the message does not say what it should")
+    elif not error.is_a(want.error):
+        row.fail(expected=expected, got=error.words, cause="another kind of exception than asked for")
+    elif want.words.lower() not in error.text.lower():
+        row.fail(expected=expected, got=error.words, cause="the message does not say what it should")
 
 
 def _judge_property(row: Row, case: Case, got: object, args: tuple) -> None:
@@ -174,24 +200,41 @@ def _judge_property(row: Row, case: Case, got: object, args: tuple) -> None:
 
 def _budget(exercise: Exercise, case: Case, fn: Callable, seed: int) -> Row:
     args = arguments(exercise.id, case, seed)
-    call = case.call or exercise.call or _plain_call
+    row = Row(case.name, "budget", PASSED, called=called_with(fn, args))
+    measured = measure(exercise, case, fn, args, calling(exercise, case), compared_with(exercise, case))
+    judge_budget(row, case, measured)
+    return row
+
+
+def compared_with(exercise: Exercise, case: Case) -> Callable | None:
+    """The function that a budget's ratios compare with."""
     right = case.against or registry.library_function(exercise.id)
     if right is None and any(name == "time" or name.endswith("_ratio") for name in case.limits):
         raise TypeError(f"{exercise.id}, case {case.name!r}: a ratio needs a library function or against=")
-    row = Row(case.name, "budget", PASSED, called=called_with(fn, args))
+    return right
+
+
+def measure(
+    exercise: Exercise, case: Case, fn: Callable, args: tuple, call: Callable, right: Callable | None
+) -> dict[str, tuple[float, float]] | Raised:
+    """What the function costs beside `right`, by the names of the case's limits; or the exception that it raised."""
     try:
         with staying(), patience(2 * PATIENCE):
-            over = budgets.over_budget(
+            return budgets.measured(
                 lambda *a: call(fn, *a), right and (lambda *a: call(right, *a)), args, case.limits, exercise.mutates
             )
     except (Exception, SystemExit, TookTooLong) as error:
-        row.fail(got=error_words(error), cause=error_cause(error))
-        row.where = error_line(error, fn)
-        return row
-    if over:
+        return raised(error, fn)
+
+
+def judge_budget(row: Row, case: Case, measured: dict[str, tuple[float, float]] | Raised) -> None:
+    """Fails the row of a budget when more was used than is allowed."""
+    if isinstance(measured, Raised):
+        row.fail(got=measured.words, cause=measured.cause)
+        row.where = measured.line
+    elif over := budgets.over(measured, case.limits):
         row.fail(where="; ".join(over))
         row.cause = case.why or "right, but it costs too much"
-    return row
 
 
 def first_wrong_step(exercise: Exercise, args: tuple, noted: dict[str, object]) -> str:

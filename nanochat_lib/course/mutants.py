@@ -46,7 +46,7 @@ class Prepared:
     """A chapter's answers as functions, with the hidden cases and mutants of its exercises."""
 
     def __init__(self, stem: str, cells: list[Cell]) -> None:
-        self.stem, self.units = stem, units(cells)
+        self.stem, self.cells, self.units = stem, cells, units(cells)
         self.names = namespace.fresh()
         self.before: dict[str, dict] = {}  # exercise -> the names that its cell starts with
         code = [

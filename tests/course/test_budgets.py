@@ -49,8 +49,14 @@ def test_a_noisy_first_measurement_is_repeated(monkeypatch) -> None:
         clock.best = min(clock.best, 9.0 if clock is turns[0] and len(turns) <= 2 * budgets.TURNS else 1.0)
 
     monkeypatch.setattr(budgets._Clock, "turn", noisy)
+    monkeypatch.setattr(budgets, "FAR", float("inf"))
     assert time_ratio(python_sum, python_sum, VALUES, 5.0) == 1.0
     assert len(turns) > 2 * budgets.TURNS
+
+
+def test_far_below_the_limit_one_look_is_enough(monkeypatch) -> None:
+    monkeypatch.setattr(budgets._Clock, "turn", lambda clock: pytest.fail("measured again"))
+    assert time_ratio(python_sum, python_sum, VALUES, 100.0) < 100
 
 
 def test_mutating_functions_get_fresh_arguments_for_every_call() -> None:

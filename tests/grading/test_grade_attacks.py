@@ -1,0 +1,91 @@
+"""What a submission can try against the grader: it is worth nothing, and nobody else suffers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import grade_attacks
+import grade_course
+import pytest
+
+from nanochat_lib.course.grading import grade, pool, session
+from nanochat_lib.course.grading.submissions import collect
+
+LEVELS = ("bubblewrap", "namespaces")
+MARKER = Path("/tmp/grade_attack")  # a file that some attacks try to make
+
+
+@pytest.fixture(scope="module")
+def listening():
+    """A port on which the test waits for somebody who should not come."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def marked(course, desk, tmp_path_factory, listening):
+    """Every attack and three honest learners, graded in one batch: learner -> result."""
+    if desk.server.level not in LEVELS:
+        pytest.skip("this system isolates nothing")
+    secret, folder = course / "solutions" / f"{grade_course.STEM}.py", tmp_path_factory.mktemp("handed_in")
+    assert grade_course.SECRET in secret.read_text()
+    for name, text in grade_attacks.WORTH_NOTHING.items():
+        text = text.replace("{secret!r}", repr(str(secret))).replace("{port}", str(listening.getsockname()[1]))
+        grade_course.hand_in(folder, name, {"small.merge": text.replace("{{", "{").replace("}}", "}")})
+    for name, text in grade_attacks.CHEATED.items():
+        answers = {"small.merge": text + grade_course.MERGE, "small.scale": text + grade_course.SCALE}
+        grade_course.hand_in(folder, name, answers)
+    for name in ("aaa honest", "mmm honest", "zzz honest"):
+        grade_course.hand_in(folder, name, grade_course.RIGHT)
+    MARKER.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:  # nobody waits long for an endless loop
+        for name, seconds in {"FLOOR": 1.5, "LOADING": 2.5, "GRACE": 0.5}.items():
+            patch.setattr(session, name, seconds)
+        waiting = list(grade.tasks(collect(folder), desk, None))
+        return {task.paper.learner: result for task, result in grade.graded(waiting, desk, 6)}
+
+
+@pytest.mark.parametrize("name", grade_attacks.WORTH_NOTHING)
+def test_an_attack_is_worth_nothing(marked, name):
+    result = marked[name]
+    assert not isinstance(result, Exception), result
+    entry = result.exercises["small.merge"]
+    assert entry["status"] == "failed" and not any(passed for passed, _ in entry["groups"].values()), entry
+    assert result.isolation in LEVELS
+    assert grade_course.SECRET not in repr(result).lower()
+
+
+@pytest.mark.parametrize("name", grade_attacks.CHEATED)
+def test_a_patched_measure_does_not_count(marked, name):
+    exercises = marked[name].exercises
+    budgets = [row for entry in exercises.values() for row in entry["rows"] if row["kind"] in ("budget", "property")]
+    assert budgets and any("changes what measures it" in row.get("cause", "") for row in budgets), budgets
+    assert any(entry["status"] != "passed" for entry in exercises.values())
+
+
+def test_there_are_at_least_forty(marked):
+    assert len(grade_attacks.WORTH_NOTHING) + len(grade_attacks.CHEATED) >= 40
+
+
+@pytest.mark.parametrize("name", ["aaa honest", "mmm honest", "zzz honest"])
+def test_the_honest_do_not_suffer(marked, name):
+    assert all(entry["status"] == "passed" for entry in marked[name].exercises.values()), marked[name]
+
+
+def test_nothing_is_left_behind(marked, listening):
+    assert not MARKER.exists()
+    with pytest.raises(BlockingIOError):
+        listening.accept()
+
+
+def test_less_isolation_than_required_is_refused(monkeypatch):
+    from nanochat_lib.errors import UserError
+
+    def nothing(level, *rest):
+        raise OSError("not here")
+
+    monkeypatch.setattr(pool, "Server", nothing)
+    with pytest.raises(UserError, match="isolation 'strong' does not work here .*bubblewrap"):
+        pool.start([], "strong")

@@ -1,0 +1,193 @@
+"""A batch from hand-in to marks: restart, reuse, shards, salts, damage; and every chapter's right answers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import grade_course
+import pytest
+from grade_course import MERGE, RIGHT, SCALE, TWICE, hand_in
+
+from nanochat_lib.course.grading import grade, key, policy, session
+from nanochat_lib.course.grading.gradebook import Gradebook
+from nanochat_lib.course.grading.marks import marks
+from nanochat_lib.course.grading.submissions import collect
+from nanochat_lib.errors import UserError
+
+WRONG = MERGE.replace("i += 2", "i += 1")
+
+
+def graded(desk, folder, jobs=2):
+    found = {}
+    for task, result in grade.graded(list(grade.tasks(collect(folder), desk, None)), desk, jobs):
+        found[task.paper.learner] = result
+    return found
+
+
+def causes(result, exercise):
+    return {
+        row["case"]: row.get("cause", "") for row in result.exercises[exercise]["rows"] if row["status"] != "passed"
+    }
+
+
+def test_right_wrong_and_empty(desk, tmp_path):
+    hand_in(tmp_path, "right", RIGHT)
+    hand_in(tmp_path, "wrong", RIGHT | {"small.merge": WRONG})
+    hand_in(tmp_path, "empty", dict.fromkeys(RIGHT, "def merge(*a): raise NotImplementedError\nscale = twice = merge"))
+    hand_in(
+        tmp_path,
+        "broken",
+        {"small.merge": "def merge(tokens, pair, new):\n    return lost", "small.scale": "1/0\n" + SCALE},
+    )
+    found = graded(desk, tmp_path)
+    assert all(e["status"] == "passed" for e in found["right"].exercises.values()), found["right"]
+    assert found["right"].exercises["small.merge"]["groups"] == {"public": [2, 2], "hidden": [3, 3], "budget": [1, 1]}
+    wrong = found["wrong"].exercises
+    assert wrong["small.merge"]["status"] == "failed" and wrong["small.merge"]["groups"]["budget"] == [0, 1]
+    assert "a token was used twice" in causes(found["wrong"], "small.merge").values()
+    assert wrong["small.twice"]["status"] == "passed"  # the library's merge stands in for the failed one
+    assert {e["status"] for e in found["empty"].exercises.values()} == {"not attempted"}
+    assert "does not know" in causes(found["broken"], "small.merge")["one pair"]
+    assert "cell 2 does not run (ZeroDivisionError" in causes(found["broken"], "small.scale")["ones"]
+    assert found["broken"].exercises["small.twice"]["status"] == "not handed in"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("def scale(x, factor):\n    return np.asarray(x, np.float64) * factor", "dtype"),
+        ("def scale(x, factor):\n    return (x * factor)[None]", "axis"),
+        ("def scale(x, factor):\n    return [1, 2]", "array"),
+        ("def scale(x, factor):\n    return x * np.nan", "NaN"),
+        ("def scale(x, factor):\n    return (x + 1) * factor", "off by the same"),
+        ("def scale(x, factor):\n    pass", "None"),
+        ("def scale(x):\n    return x", "other arguments"),
+    ],
+)
+def test_type_shape_dtype_and_values_are_compared(desk, tmp_path, answer, says):
+    hand_in(tmp_path, "ada", {"small.scale": answer})
+    found = graded(desk, tmp_path)["ada"]
+    assert any(says in cause for cause in causes(found, "small.scale").values()), found.exercises["small.scale"]
+
+
+def test_an_argument_that_was_changed_is_seen(desk, tmp_path):
+    hand_in(tmp_path, "ada", {"small.merge": MERGE.replace("return out", "tokens.clear()\n    return out")})
+    assert "changed its argument tokens" in causes(graded(desk, tmp_path)["ada"], "small.merge")["one pair"]
+
+
+def test_a_dead_child_costs_its_exercise_only(desk, tmp_path):
+    hand_in(tmp_path, "ada", RIGHT | {"small.merge": "import posix\ndef merge(*a):\n    posix._exit(1)"})
+    found = graded(desk, tmp_path)["ada"]
+    assert "ended Python" in causes(found, "small.merge")["one pair"]
+    assert found.exercises["small.scale"]["status"] == found.exercises["small.twice"]["status"] == "passed"
+
+
+def test_a_batch_goes_on_where_it_stopped(course, desk, tmp_path, monkeypatch):
+    monkeypatch.setattr(grade, "open_desk", lambda *args, **more: contextlib.nullcontext(desk))
+    folder, book = tmp_path / "in", tmp_path / "book.sqlite"
+    for name in ("ada", "bob", "cy"):
+        hand_in(folder, name, RIGHT)
+    (folder / "dora").mkdir()
+    (folder / "dora" / "x.ipynb").write_text("{")
+    said: list[str] = []
+    real, count = Gradebook.add, []
+
+    def stops(self, result):
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        count.append(result.learner)
+        return real(self, result)
+
+    monkeypatch.setattr(Gradebook, "add", stops)
+    with pytest.raises(KeyboardInterrupt):
+        grade.run(folder, book, course, jobs=1, say=said.append)
+    monkeypatch.setattr(Gradebook, "add", real)
+    assert grade.run(folder, book, course, jobs=1, say=said.append) == 0
+    assert "4 learners, 1 papers to grade, 2 unchanged" in said[-3] and "dora: nothing that could be graded" in said[-2]
+    with Gradebook(book) as found:
+        assert len(found.results()) == 3 and [m.learner for m in marks(found, policy.Policy())] == [
+            "ada",
+            "bob",
+            "cy",
+            "dora",
+        ]
+        assert found.results()[0].isolation in ("bubblewrap", "namespaces", "limits")
+    hand_in(folder, "ada", RIGHT | {"small.merge": WRONG})
+    grade.run(folder, book, course, say=said.append)
+    with Gradebook(book) as found:
+        assert (
+            len(found.results()) == 4
+            and found.current()["ada", "07_small"].exercises["small.merge"]["status"] == "failed"
+        )
+
+
+def test_shards_take_everybody_once(tmp_path):
+    for i in range(20):
+        hand_in(tmp_path, f"learner {i}", RIGHT)
+    parts = [[s.learner for s in grade.learners(tmp_path, f"{i}/3")] for i in (1, 2, 3)]
+    assert sorted(sum(parts, [])) == sorted(s.learner for s in collect(tmp_path)) and min(map(len, parts)) > 0
+    for bad in ("0/3", "4/3", "1", "a/b", "1/0"):
+        with pytest.raises(UserError, match="--shard"):
+            grade.shard_of(bad)
+
+
+def test_salts_give_everybody_their_own_cases_the_same_each_time(desk):
+    one = next(iter(desk.keys.values()))
+    question = one.questions["small.merge"]
+    case = next(c for c in question.cases if c.name == "random")
+    seeds = [key.seed_of("salt", name) for name in ("ada", "bob")]
+    assert key.seed_of("", "ada") == 0 and seeds[0] != seeds[1] == key.seed_of("salt", "bob")
+    a, b = (one.put(question, case, seed) for seed in seeds)
+    assert a.args != b.args and a.want != b.want and one.put(question, case, seeds[0]).args == a.args
+
+
+def test_a_wrong_key_grades_nobody(desk, tmp_path, monkeypatch):
+    monkeypatch.setattr(grade.pool, "Server", lambda *args: contextlib.nullcontext(desk.server))
+
+    def fails(question, case, *rest):
+        return session.Row(case.name, case.kind, "failed", cause="a defect")
+
+    monkeypatch.setattr(session, "judge", fails)
+    one = next(iter(desk.keys.values()))
+    with pytest.raises(UserError, match="the right answer to small.merge fails .*a defect.*nobody was graded"):
+        grade._proven(one, desk, tmp_path, None, "", lambda words: None)
+
+
+def test_hidden_results_never_reach_the_child(desk, monkeypatch):
+    """Everything that goes to the child, looked through for the right results of hidden cases."""
+    from nanochat_lib.course.grading import pool, wire
+
+    sent = []
+    real = pool.Child.send
+    monkeypatch.setattr(pool.Child, "send", lambda self, message: sent.append(message) or real(self, message))
+    one = next(iter(desk.keys.values()))
+    grade._right(one, desk.server, desk.limits[one.stem])
+    everything = b"".join(map(wire.encode, sent))
+    assert grade_course.SECRET.encode() not in everything
+    for question in one.questions.values():
+        for case in question.cases:
+            want = wire.encode(one.put(question, case, 0).want)[12:]
+            if case.name in question.hidden and len(want) > 12:
+                assert want not in everything, case.name
+
+
+def test_a_submission_takes_well_under_a_second(desk, tmp_path):
+    """Not a promise about this machine, only that the server forks instead of starting Python and JAX anew."""
+    for i in range(4):
+        hand_in(tmp_path, f"l{i}", RIGHT | {"small.twice": TWICE + f"\n# {i}"})
+    began = time.monotonic()
+    assert len(graded(desk, tmp_path, jobs=1)) == 4
+    assert time.monotonic() - began < 4 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", ["00", "01", "02", "03", "04", "05"])
+def test_the_right_answers_of_every_chapter_get_full_marks(chapter, tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
+    root = Path(grade.__file__).parents[3]
+    with grade.open_desk(root, tmp_path / "cache", chapter, say=lambda words: None) as desk:
+        (one,) = desk.keys.values()
+        for judged in grade._right(one, desk.server, desk.limits[one.stem]):
+            assert judged.passed, judged
