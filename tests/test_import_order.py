@@ -28,8 +28,8 @@ ORDER = """
 
 HEAVY = {
     "IPython", "fastapi", "flax", "huggingface_hub", "jax", "jaxlib", "jupyterlab", "jupytext", "matplotlib",
-    "nbformat", "numpy", "optax", "orbax", "papermill", "prompt_toolkit", "psutil", "pyarrow", "regex", "rich", "rustbpe", "scipy",
-    "tiktoken", "torch", "tqdm", "uvicorn",
+    "nbformat", "numpy", "optax", "orbax", "papermill", "prompt_toolkit", "psutil", "pyarrow", "regex", "rich",
+    "rustbpe", "scipy", "tiktoken", "torch", "tqdm", "uvicorn",
 }  # fmt: skip
 
 
