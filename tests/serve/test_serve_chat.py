@@ -124,7 +124,8 @@ def test_who_leaves_while_waiting_never_gets_a_row() -> None:
     with site(FakeBatching(lambda request: ["x"] * 100_000, rows=1, pause=0.005), queue=5) as here:
         body = {"model": "nanochat", **HI}
         with here.client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as first:
-            assert next(first.iter_lines())
+            lines = first.iter_lines()  # kept, or the connection would close with it
+            assert next(lines)
             with pytest.raises(httpx.TimeoutException):  # not streamed: nothing comes before the end
                 here.client.post("/v1/chat/completions", json=body, timeout=0.2)
             here.until(lambda: len(here.desk.open) == 1)
