@@ -215,13 +215,12 @@ def test_the_command_serves_a_run_and_ends_when_told(run_dir) -> None:
 ENDLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from serving import FakeBatching, TOKENIZER
+from serving import ENDLESS, TOKENIZER
 from nanochat_lib.serve import server
-from nanochat_lib.serve.app import make_app
-endless = FakeBatching(lambda request: ["x"] * 10**6, pause=0.01)
+from nanochat_lib.serve.app import Settings, make_app
 sock = server.bind("127.0.0.1", 0)
 print(server.address(sock), flush=True)
-server.run(make_app(endless, TOKENIZER, context=100), sock)
+server.run(make_app(ENDLESS(), TOKENIZER, Settings(max_tokens=4096), context=100), sock)
 """
 
 

@@ -126,6 +126,7 @@ def test_a_conversation_streams_and_is_kept(page, here) -> None:
 
 
 def test_stop_keeps_what_came_and_frees_the_row(page, here) -> None:
+    here.batching.pause = 0.02
     for press in (lambda: page.click("#stop"), lambda: page.press("Escape")):
         ask(page, "slow", wait=False)
         page.until("document.querySelector('.message.going .body')?.textContent.includes('abc')")
@@ -136,7 +137,6 @@ def test_stop_keeps_what_came_and_frees_the_row(page, here) -> None:
         text = shown(page)[-1]
         assert text.startswith("abc") and len(text) < 3000
         assert "stopped" in page.run("document.querySelector('.message:last-child .facts').textContent")
-        assert page.run("document.activeElement.id") == "input" or press
     assert here.batching.told < 4000
 
 
