@@ -287,7 +287,9 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
 def _serve_options(parser: argparse.ArgumentParser) -> None:
     default = f"runs/{DEFAULT_PRESET}"
     parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
-    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument(
+        "--stage", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one trained)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port (default 8000; 0: any free one)")
     parser.add_argument("--rows", type=int, default=8, metavar="N", help="answers written at a time (default 8)")

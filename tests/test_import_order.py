@@ -27,9 +27,9 @@ ORDER = """
 """.split()
 
 HEAVY = {
-    "IPython", "flax", "huggingface_hub", "jax", "jaxlib", "jupyterlab", "jupytext", "matplotlib", "nbformat", "numpy",
-    "optax", "orbax", "papermill", "prompt_toolkit", "psutil", "pyarrow", "regex", "rich", "rustbpe", "scipy",
-    "tiktoken", "torch", "tqdm",
+    "IPython", "fastapi", "flax", "huggingface_hub", "jax", "jaxlib", "jupyterlab", "jupytext", "matplotlib",
+    "nbformat", "numpy", "optax", "orbax", "papermill", "prompt_toolkit", "psutil", "pyarrow", "regex", "rich",
+    "rustbpe", "scipy", "tiktoken", "torch", "tqdm", "uvicorn",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 
@@ -85,6 +86,10 @@ class FakeBatching:
 
     def close(self) -> None:
         pass
+
+
+# A minute and more for an answer of 4,096 pieces: no test waits for its end.
+ENDLESS = partial(FakeBatching, lambda request: ["x"] * 10**6, pause=0.02)
 
 
 class Ticket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
 import re
 import signal
 import socket
@@ -32,7 +33,7 @@ from nanochat_lib.serve.next_tokens import NextTokens
 from nanochat_lib.serve.one_at_a_time import OneAtATime
 from nanochat_lib.tokenizer import StreamDecoder
 
-SMALL = replace(tiny.TINY, n_layer=2, vocab_size=300, sequence_len=64)
+SMALL = replace(tiny.TINY, n_layer=1, vocab_size=300, sequence_len=64)
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +66,17 @@ def streamed(response: httpx.Response) -> str:
 
 
 def test_answers_are_the_engine_s_whoever_shares_the_batch(served, engine) -> None:
-    texts = [f"{'q' * (i % 5)} {i}" for i in range(8)]
+    texts = [f"{'q' * (i % 5)} {i}" for i in range(5)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: streamed(served.chat(text, temperature=0, max_tokens=12)), texts))
     assert answers == [alone(engine, text, 12) for text in texts]
     assert len(set(answers)) > 1
     stats = served.client.get("/stats").json()
     assert stats["total_workers"] == 3 and stats["tokens_generated"] > 0 and stats["bytes_per_row"] > 0
-    full = served.chat("x", temperature=0, details=True, max_tokens=4096).text
-    assert '"finish": "length"' in full or '"finish": "end"' in full
     assert served.chat("x" * 60).status_code == 400  # 64 tokens
 
 
+@pytest.mark.slow  # compiles the step that draws
 def test_the_same_seed_gives_the_same_answer(served) -> None:
     one, same, other = (streamed(served.chat("Hi", temperature=2, seed=seed, max_tokens=20)) for seed in (1, 1, 2))
     assert one == same != other
@@ -186,7 +186,8 @@ def run_dir(tmp_path_factory):
 def test_the_command_serves_a_run_and_ends_when_told(run_dir) -> None:
     command = [sys.executable, "-m", "nanochat_lib", "serve", "--run-dir", str(run_dir), "--port", "0", "--rows", "2"]
     process = subprocess.Popen(
-        [*command, "--token", "auto"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--token", "auto"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # compiles sooner
     )  # fmt: skip
     try:
         first, second = process.stdout.readline(), process.stdout.readline()
@@ -214,13 +215,12 @@ def test_the_command_serves_a_run_and_ends_when_told(run_dir) -> None:
 ENDLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from serving import FakeBatching, TOKENIZER
+from serving import ENDLESS, TOKENIZER
 from nanochat_lib.serve import server
-from nanochat_lib.serve.app import make_app
-endless = FakeBatching(lambda request: ["x"] * 10**6, pause=0.01)
+from nanochat_lib.serve.app import Settings, make_app
 sock = server.bind("127.0.0.1", 0)
 print(server.address(sock), flush=True)
-server.run(make_app(endless, TOKENIZER, context=100), sock)
+server.run(make_app(ENDLESS(), TOKENIZER, Settings(max_tokens=4096), context=100), sock)
 """
 
 

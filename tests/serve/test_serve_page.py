@@ -126,6 +126,7 @@ def test_a_conversation_streams_and_is_kept(page, here) -> None:
 
 
 def test_stop_keeps_what_came_and_frees_the_row(page, here) -> None:
+    here.batching.pause = 0.02
     for press in (lambda: page.click("#stop"), lambda: page.press("Escape")):
         ask(page, "slow", wait=False)
         page.until("document.querySelector('.message.going .body')?.textContent.includes('abc')")
@@ -136,7 +137,6 @@ def test_stop_keeps_what_came_and_frees_the_row(page, here) -> None:
         text = shown(page)[-1]
         assert text.startswith("abc") and len(text) < 3000
         assert "stopped" in page.run("document.querySelector('.message:last-child .facts').textContent")
-        assert page.run("document.activeElement.id") == "input" or press
     assert here.batching.told < 4000
 
 
@@ -374,31 +374,31 @@ def test_a_server_with_a_token(window) -> None:
         assert shown(window)[-1] == "You said: again" and window.problems() == []
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 5])
-def test_the_reader_of_events_takes_chunks_cut_anywhere(page, cut: int) -> None:
+def test_the_reader_of_events_takes_chunks_cut_anywhere(page) -> None:
     texts = ["é", "🐕 a: b", 'quote " and \\n', "data: {", "日本"]
-    stream = (
-        "".join(f"data: {json.dumps({'token': text}, ensure_ascii=False)}\n\n" for text in texts) + ": note\r\n\r\n"
-    )
-    stream += 'data: {"done": true}'  # the last line without its end
-    code = f"""import('./page/api.js').then(async ({{ events }}) => {{
-        const bytes = new TextEncoder().encode({json.dumps(stream)});
-        async function* chunks() {{ for (let i = 0; i < bytes.length; i += {cut}) yield bytes.slice(i, i + {cut}); }}
-        const found = [];
-        for await (const event of events(chunks())) found.push(event);
-        return found;
-    }})"""
-    assert page.run(code) == [*({"token": text} for text in texts), {"done": True}]
+    stream = "".join(f"data: {json.dumps({'token': text}, ensure_ascii=False)}\n\n" for text in texts)
+    stream += ": note\r\n\r\n" + 'data: {"done": true}'  # the last line without its end
+    for cut in (1, 2, 3, 5):
+        code = f"""import('./page/api.js').then(async ({{ events }}) => {{
+            const bytes = new TextEncoder().encode({json.dumps(stream)});
+            async function* chunks() {{
+                for (let i = 0; i < bytes.length; i += {cut}) yield bytes.slice(i, i + {cut});
+            }}
+            const found = [];
+            for await (const event of events(chunks())) found.push(event);
+            return found;
+        }})"""
+        assert page.run(code) == [*({"token": text} for text in texts), {"done": True}]
 
 
-HOSTILE = ("*", "[", "`", "_a ", "> ", "- ", "|-", "**a", "![](", "1. ", "http://", "#", "a*b_c", "\\n", "~~ ~~a")
+HOSTILE = "* [ ` _a_ > - |- **a ![]( 1. http:// # a*b_c \\\\ ~~a~~ (](".split()
 
 
-@pytest.mark.parametrize("part", HOSTILE)
-def test_hostile_markdown_takes_no_time(page, part: str) -> None:
-    text = part * (8000 // len(part))
-    took = page.run(
-        f"import('./page/markdown.js').then(({{ markdown }}) => {{ const began = performance.now();"
-        f" const node = markdown({json.dumps(text)}); return [performance.now() - began, node.textContent.length] }})"
-    )
-    assert took[0] < 2000 and took[1] <= len(text)
+def test_hostile_markdown_takes_no_time(page) -> None:
+    for part in [*HOSTILE, *(part + " " for part in HOSTILE), *(part + "\n" for part in HOSTILE)]:
+        text = json.dumps(part * (8000 // len(part)))
+        took, length = page.run(
+            "import('./page/markdown.js').then(({ markdown }) => { const began = performance.now();"
+            f" const node = markdown({text}); return [performance.now() - began, node.textContent.length] }})"
+        )
+        assert took < 2000 and length <= len(text), part
