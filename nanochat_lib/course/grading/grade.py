@@ -15,13 +15,15 @@ from pathlib import Path
 
 from nanochat_lib import __version__
 from nanochat_lib.course import rules
-from nanochat_lib.course.grading import confine, key, pool, session
+from nanochat_lib.course.grading import confine, key, pool
 from nanochat_lib.course.grading.answers import Answers, gather
+from nanochat_lib.course.grading.batch import run_all
 from nanochat_lib.course.grading.borrowed import borrowed
 from nanochat_lib.course.grading.gradebook import Gradebook, Result
+from nanochat_lib.course.grading.judge import Judged
 from nanochat_lib.course.grading.key import ENGINE, GROUPS, Key
 from nanochat_lib.course.grading.notebooks import Paper, papers
-from nanochat_lib.course.grading.session import Judged, Session
+from nanochat_lib.course.grading.session import Session
 from nanochat_lib.course.grading.submissions import Submission, collect
 from nanochat_lib.course.grammar import solution
 from nanochat_lib.course.learner import LearnerCell
@@ -109,7 +111,7 @@ def _right(one: Key, server: pool.Server, limits: dict | None = None) -> list[Ju
         if "hidden" not in cell.tags
     ]
     answers = gather(cells, one.wanted, one.known)
-    ((_, found),) = session.run_all([("", Session(server, one, answers, 0, limits or {}))], 1)
+    ((_, found),) = run_all([("", Session(server, one, answers, 0, limits or {}))], 1)
     if isinstance(found, Exception):
         raise found
     return found
@@ -192,7 +194,7 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
             seed = key.seed_of(desk.salt, task.paper.learner)
             yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
 
-    for task, found in session.run_all(sessions(), jobs):
+    for task, found in run_all(sessions(), jobs):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)
 
 
