@@ -65,7 +65,9 @@ def judge(question: Question, case: Case, put: Put, reply: dict, names: Names) -
         return row
     noted = reply.get("noted") if isinstance(reply.get("noted"), dict) else {}
     seen = checker.Observed(reply.get("got", MISSING) if error is None else MISSING, error, noted)
-    seen.changed = str(reply.get("changed") or "")
+    if changed := reply.get("changed"):  # a name from the child; one that is none of the function's is not repeated
+        known = [*names.__signature__.parameters, *(f"number {i + 1}" for i in range(len(put.args)))]
+        seen.changed = changed if changed in known else "(one of them)"
     if error is None and "got" not in reply:
         raise wire.BadFrame("neither a result nor an error")
     return checker.judged(question.exercise, case, put.args, put.want, seen, names)
