@@ -17,10 +17,10 @@ class Part(NamedTuple):
 class AnswerText:
     """Takes tokens one by one; `take` returns what may be shown.
 
-    Text ends before the first of the `stop` strings, wherever the borders of tokens are: the one that is complete first,
-    and of several the longest. As long as the end of the text may become a stop string it is held back. A token is
-    ready when all of its text is; one that reaches into the stop string never is, though text before the stop string
-    that it holds is shown.
+    Text ends before the first of the `stop` strings, wherever the borders of tokens are: the one that is complete
+    first, and of several the longest. As long as the end of the text may become a stop string it is held back. A token
+    is ready when all of its text is; one that reaches into the stop string never is, though text before the stop
+    string that it holds is shown.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()) -> None:

@@ -89,6 +89,11 @@ def _softmax_average(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) 
     return (weights.astype(v.dtype) @ v).reshape(b, h, tq, d)
 
 
+def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Queries that see what a mask says: q (B, H, Tq, D), k and v (B, K, Tk, D), mask (B, Tq, Tk) → (B, H, Tq, D)."""
+    return _softmax_average(q, k, v, mask[:, None, None])
+
+
 @lru_cache(maxsize=64)
 def parse_backend(backend: str) -> tuple[str, str, bool]:
     """(kernel, chip, interpret) of a backend's name: "splash:v6e" is ("splash", "v6e", False)."""
@@ -143,9 +148,17 @@ def cached_attention(q: jax.Array, k: jax.Array, v: jax.Array, *, positions: jax
     Slot s holds the newest position up to the row's own that leaves s when divided by R: with a slot for every position
     it holds position s, and what stands in later slots is never read.
     """
-    distance = (positions[:, None] - jnp.arange(k.shape[2], dtype=positions.dtype)) % k.shape[2]
-    mask = distance <= jnp.minimum(positions, window)[:, None]
-    return _softmax_average(q, k, v, mask[:, None, None, None])
+    (b, h, _, d), (_, kv_heads, count, _) = q.shape, k.shape
+    distance = (positions[:, None] - jnp.arange(count, dtype=positions.dtype)) % count
+    mask = (distance <= jnp.minimum(positions, window)[:, None])[:, None, None]
+    q = q.reshape(b, kv_heads, h // kv_heads, d)
+    # As _softmax_average, but divided at the end: a CPU is up to three times as fast on products of this form.
+    scores = jnp.einsum("bkgd,bksd->bkgs", q, k, preferred_element_type=wide(q.dtype)) * (1 / d**0.5)
+    scores = jnp.where(mask, scores, MASKED)
+    weights = jnp.where(mask, jnp.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0)
+    total = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+    y = jnp.einsum("bkgs,bksd->bkgd", weights.astype(v.dtype), v, preferred_element_type=wide(v.dtype)) / total
+    return y.reshape(b, h, 1, d).astype(q.dtype)
 
 
 def chunk_attention(

@@ -11,10 +11,11 @@ leaves no room is refused.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nanochat_lib.answer_text import AnswerText
@@ -109,7 +110,7 @@ class BatchingEngine:
         self.engine, self.latency = engine, latency
         self.rows = Rows(engine.setup, rows, engine.context, slack)
         self.jobs: dict[int, Job] = {}  # by row; only the thread touches it
-        self.queue: deque[Job] = deque()
+        self.waiting: deque[Job] = deque()
         self.changed = threading.Condition()
         self.closed, self.broken, self.failures = False, "", 0
         self.generated = self.reused = self.prefilled = 0
@@ -137,9 +138,48 @@ class BatchingEngine:
         with self.changed:
             if self.closed or self.broken:
                 raise UserError(self.broken or "the engine is closed; start a new one")
-            self.queue.append(job)
+            self.waiting.append(job)
             self.changed.notify()
         return job.ticket
+
+    def stream(self, request: Request) -> Iterator[Piece]:
+        """Submits a request and yields its pieces. Leaving the loop early cancels it."""
+        pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        ticket = self.submit(request, pieces.put)
+
+        def arriving() -> Iterator[Piece]:
+            try:
+                while True:
+                    yield (piece := pieces.get())
+                    if piece.finish is not None:
+                        return
+            finally:
+                ticket.cancel()
+
+        return arriving()
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 42,
+        top_p: float | None = None,
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """One answer in the form of `Engine.generate`. UserError when the engine fails."""
+        for piece in self.stream(Request(tokens, max_tokens, temperature, top_k, top_p, seed)):
+            for token, mask in zip(piece.tokens, piece.mask, strict=True):
+                yield [token], [mask]
+            if piece.finish == "end":
+                yield [self.engine.setup.ends[0]], [1]
+            elif piece.finish and piece.finish.startswith("error"):
+                raise UserError(piece.finish)
+
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.rows.length
 
     def stats(self) -> dict:
         """rows, busy and waiting requests; tokens generated, run through from prompts, and reused from earlier texts;
@@ -150,7 +190,7 @@ class BatchingEngine:
             return {
                 "rows": len(rows.rows),
                 "busy": len(self.jobs),
-                "waiting": len(self.queue),
+                "waiting": len(self.waiting),
                 "tokens_generated": self.generated,
                 "tokens_prefilled": self.prefilled,
                 "tokens_reused": self.reused,
@@ -185,7 +225,7 @@ class BatchingEngine:
         try:
             while True:
                 with self.changed:
-                    while not (self.closed or self.queue or self.jobs):
+                    while not (self.closed or self.waiting or self.jobs):
                         self.changed.wait()
                 if self.closed:
                     self._end_all("cancelled")
@@ -221,9 +261,9 @@ class BatchingEngine:
     def _sweep(self) -> None:
         """Ends what was cancelled."""
         with self.changed:
-            gone = [job for job in self.queue if job.ticket.cancelled]
+            gone = [job for job in self.waiting if job.ticket.cancelled]
             for job in gone:
-                self.queue.remove(job)
+                self.waiting.remove(job)
         for job in gone:
             self._deliver(job, "cancelled")
         for row in [row for row, job in self.jobs.items() if job.ticket.cancelled]:
@@ -233,9 +273,9 @@ class BatchingEngine:
         while True:
             free = [row for row in range(len(self.rows.rows)) if row not in self.jobs]
             with self.changed:
-                if not free or not self.queue:
+                if not free or not self.waiting:
                     return
-                job = self.queue.popleft()
+                job = self.waiting.popleft()
                 prompt = list(map(int, job.request.tokens))
                 row, shared = self.rows.claim(prompt, free)
                 self.jobs[row] = job
@@ -319,7 +359,7 @@ class BatchingEngine:
     def _end_all(self, finish: str) -> None:
         self._end_rows(finish)
         with self.changed:
-            waiting, self.queue = list(self.queue), deque()
+            waiting, self.waiting = list(self.waiting), deque()
         for job in waiting:
             self._deliver(job, finish)
 

@@ -35,7 +35,7 @@ class NoResult(Exception):
 
 
 def calculate(text: str) -> int | float | None:
-    """The value of `text`, or None when there is none. `str(value)` is what the model gets to see.
+    """The value of `text`, or None when there is none. `result_text(value)` is what the model gets to see.
 
     calculate("1,000*2") == 2000; calculate("'strawberry'.count('r')") == 3; calculate("2**3") is None.
     """
@@ -44,6 +44,17 @@ def calculate(text: str) -> int | float | None:
     except (NoResult, ZeroDivisionError):
         return None
     return None if isinstance(value, str) or len(str(value)) > MAX_RESULT_CHARS else value
+
+
+def result_text(value: int | float) -> str:
+    """A result as it stands in a conversation, in training and in a chat: 120000.0 is "120000", 10/3 has 12 digits.
+
+    Whole numbers are written as such, whatever way they came about: the solutions a model learns from do so too.
+    """
+    if isinstance(value, float):
+        value = value if value.is_integer() else float(f"{value:.12g}")
+        value = int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return str(value)
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:

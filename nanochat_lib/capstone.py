@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nanochat_lib import presets, status, stopping
+from nanochat_lib import chat_data, presets, status, stopping
 from nanochat_lib.allocator import environment
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
 from nanochat_lib.finish import Stalled, finishing
-from nanochat_lib.pipeline import check_chat_data, open_run
+from nanochat_lib.pipeline import open_run
 from nanochat_lib.preempted import Interrupted, Preempted
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.progress import format_seconds
@@ -69,7 +69,7 @@ def run_capstone(config: RunConfig, run_dir: str | Path, mine: str = "") -> None
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
     with finishing(run_dir, config.ops) as ending:
-        check_chat_data(config, "sft", "rl")
+        chat_data.check(config, "mid", "sft", "rl", "eval_chat")
         run = open_run(run_dir, config, accelerator=False, mine=mine)
         ending.opened = True
         found = run.corpus.report  # a broken corpus is found here, in one line

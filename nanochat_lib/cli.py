@@ -7,8 +7,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nanochat_lib import __version__, stopping
 from nanochat_lib.errors import UserError, explain
@@ -16,15 +17,20 @@ from nanochat_lib.errors import UserError, explain
 DEFAULT_PRESET = "cpu"
 
 
+def _processes(args: argparse.Namespace) -> None:
+    """What the options say about the processes of a run, for distributed.start."""
+    for option, (variable, _, _) in PROCESSES.items():
+        given = getattr(args, option.replace("-", "_"), None)
+        if given is not None:
+            os.environ[variable] = given
+
+
 def _stages(args: argparse.Namespace, *names: str) -> None:
     """Opens the run and does these stages of it."""
     from nanochat_lib.finish import finishing
     from nanochat_lib.pipeline import default_run_dir, open_run
 
-    for option, (variable, _, _) in PROCESSES.items():
-        given = getattr(args, option.replace("-", "_"), None)
-        if given is not None:
-            os.environ[variable] = given
+    _processes(args)
     config = run_config(args)
     folder = args.run_dir or default_run_dir(config)
     with finishing(folder, config.ops) as ending:
@@ -55,11 +61,12 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def _show(figures: dict) -> None:
-    from nanochat_lib.report import tables
+    from nanochat_lib.report import scores, tables
 
     print(tables.figures_table(figures))
     if "core_tasks" in figures:
         print(tables.core_table(figures["core_tasks"]))
+        print("".join(f"{line}\n" for line in scores.warnings(figures["core_tasks"])), end="")
     if "stages" in figures:
         print(tables.chat_table(figures["stages"]))
 
@@ -72,6 +79,10 @@ def pretrain(args: argparse.Namespace) -> None:
     _stages(args, "pretrain")
 
 
+def mid(args: argparse.Namespace) -> None:
+    _stages(args, "mid")
+
+
 def sft(args: argparse.Namespace) -> None:
     _stages(args, "sft")
 
@@ -80,8 +91,29 @@ def rl(args: argparse.Namespace) -> None:
     _stages(args, "rl")
 
 
-def evaluate(args: argparse.Namespace) -> None:
-    _stages(args, *(f"eval_{name}" for name in ("base", "chat") if args.stage in (name, "all")))
+def evaluate(args: argparse.Namespace) -> int | None:
+    return args.act(args)
+
+
+@contextlib.contextmanager
+def _opened(args: argparse.Namespace) -> Iterator[Any]:
+    """A run that is there, opened to look at its models; it is not trained."""
+    from nanochat_lib import distributed
+    from nanochat_lib.pipeline import default_run_dir, open_run
+
+    _processes(args)
+    args = argparse.Namespace(**{"preset": None, "seed": None, "corpus": None, "set": []} | vars(args))
+    config = run_config(args)
+    folder = Path(args.run_dir or default_run_dir(config))
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
+    run = open_run(folder, config)
+    try:
+        with distributed.together():
+            yield run
+        run.share_files()
+    finally:
+        run.close()
 
 
 def report(args: argparse.Namespace) -> None:
@@ -101,9 +133,20 @@ def chat(args: argparse.Namespace) -> None:
         prompt=args.prompt,
         temperature=args.temperature,
         top_k=args.top_k,
+        top_p=args.top_p,
         max_tokens=args.max_tokens,
         seed=args.seed,
     )
+
+
+def serve(args: argparse.Namespace) -> None:
+    from nanochat_lib.pipeline import open_server
+
+    open_server(
+        args.run_dir, args.stage, host=args.host, port=args.port, rows=args.rows, queue=args.queue,
+        token=args.token or os.environ.get("NANOCHAT_TOKEN"), allow_origins=tuple(args.allow_origin),
+        temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, max_tokens=args.max_tokens,
+    )  # fmt: skip
 
 
 def preflight(args: argparse.Namespace) -> int:
@@ -220,20 +263,46 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
-    _run_options(parser)
-    _finish_option(parser)
-    parser.add_argument("--stage", choices=("base", "chat", "all"), default="all", help="what to evaluate")
+    from nanochat_lib.eval_commands import options
+
+    options(parser, _stage_options, _stages, _opened, _Parser)
 
 
 def _chat_options(parser: argparse.ArgumentParser) -> None:
     default = f"runs/{DEFAULT_PRESET}"
     parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
-    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument(
+        "--stage", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one trained)"
+    )
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="answer this one message and stop")
     parser.add_argument("--temperature", type=float, default=0.6, metavar="X", help="0 = always the likeliest token")
     parser.add_argument("--top-k", type=int, default=50, metavar="N", help="sample among the N likeliest tokens")
+    parser.add_argument(
+        "--top-p", type=float, metavar="X", help="… and of these among the fewest that make up this share"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling")
+
+
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    default = f"runs/{DEFAULT_PRESET}"
+    parser.add_argument("--run-dir", metavar="DIR", default=default, help=f"folder of the run (default: {default})")
+    parser.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port (default 8000; 0: any free one)")
+    parser.add_argument("--rows", type=int, default=8, metavar="N", help="answers written at a time (default 8)")
+    parser.add_argument("--queue", type=int, default=32, metavar="N", help="requests that may wait (default 32)")
+    parser.add_argument(
+        "--token", metavar="WORD", help="ask every client for this token (auto: draw one); default: $NANOCHAT_TOKEN"
+    )
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL",
+        help="let pages of this address use the server, and let it be reached by that name; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X", help="if a request says none (0.8)")
+    parser.add_argument("--top-k", type=int, default=50, metavar="N", help="if a request says none (50; 0: all)")
+    parser.add_argument("--top-p", type=float, metavar="X", help="if a request says none (default: 1)")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="if a request says none (512)")
 
 
 def _presets_options(parser: argparse.ArgumentParser) -> None:
@@ -271,7 +340,9 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     sub = directions.add_parser("to-upstream", help=about, description=text, epilog=f"example: {example}")
     sub.add_argument("source", metavar="RUN", help="run folder")
     sub.add_argument("target", metavar="DIR", help="new folder for nanochat's files")
-    sub.add_argument("--stage", choices=("base", "sft", "rl"), help="which model (default: the last one trained)")
+    sub.add_argument(
+        "--stage", choices=("base", "mid", "sft", "rl"), help="which model (default: the last one trained)"
+    )
     sub.add_argument("--step", type=int, metavar="N", help="this checkpoint (default: the newest)")
     sub.add_argument("--ranks", type=int, metavar="N", help="processes that nanochat will resume with")
     for sub in directions.choices.values():
@@ -304,10 +375,15 @@ COMMANDS: dict[str, Command] = {
     "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
+    "mid": (
+        mid, _stage_options, "midtraining, an optional stage before sft",
+        "nanochat mid --run-dir runs/mine -s mid.mixture=primer",
+    ),
     "sft": (sft, _stage_options, "teach the base model to chat", "nanochat sft --run-dir runs/mine"),
     "rl": (rl, _stage_options, "reinforcement learning on a task", "nanochat rl --run-dir runs/mine -s rl.steps=20"),
     "eval": (evaluate, _eval_options, "evaluate the models", "nanochat eval --run-dir runs/mine --stage base"),
     "chat": (chat, _chat_options, "talk to the model in the terminal", 'nanochat chat --run-dir runs/mine -p "Hello"'),
+    "serve": (serve, _serve_options, "serve the model: web page and API", "nanochat serve --run-dir runs/mine"),
     "report": (report, _report_options, "write the run's report", "nanochat report --run-dir runs/mine"),
     "preflight": (
         preflight,
@@ -358,14 +434,14 @@ def main(argv: list[str] | None = None) -> int:
     75: stopped by SIGTERM or as stalled, start the same command again; 130: stopped by Ctrl-C, likewise.
     """
     args = build_parser().parse_args(argv)
-    ours = argv is None and args.function in (run, tokenizer, pretrain, sft, rl, evaluate)  # nobody else's process
+    ours = argv is None and args.function in (run, tokenizer, pretrain, mid, sft, rl, evaluate)  # nobody else's process
     with stopping.watching(whole=True) if ours else contextlib.nullcontext():
         return _main(args, ours)
 
 
 def _main(args: argparse.Namespace, ours: bool) -> int:
     try:
-        if ours and args.function in (pretrain, sft, rl):  # JAX has not started
+        if ours and args.function in (pretrain, mid, sft, rl):  # JAX has not started
             from nanochat_lib.allocator import keep_memory
 
             keep_memory()

@@ -24,6 +24,7 @@ from nanochat_lib.errors import UserError
 from nanochat_lib.metrics import MetricsLog, plain
 from nanochat_lib.pipeline import CHAT_STAGES, last_stage
 from nanochat_lib.presets import RunConfig
+from nanochat_lib.sft import stage_rates
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState
@@ -31,7 +32,7 @@ from nanochat_lib.upstream.model import FIELDS
 from nanochat_lib.upstream.optimizer import group_dicts
 
 BASE_PRESET = "cpu"  # settings of the stages to come; it runs on every machine
-METRICS_NAMES = {"base": "pretrain", "sft": "sft", "rl": "rl"}  # model -> its stage in metrics.jsonl
+METRICS_NAMES = {"base": "pretrain", "mid": "mid", "sft": "sft", "rl": "rl"}  # model -> its stage in metrics.jsonl
 OPTIM_SETTINGS = (
     "embedding_lr", "unembedding_lr", "matrix_lr", "scalar_lr", "weight_decay", "warmup_steps", "warmdown_ratio",
     "final_lr_frac",
@@ -169,8 +170,8 @@ def to_upstream(
 ) -> str:
     """Writes checkpoint `step` (None: the newest) of the run in `run_dir` as nanochat's files into the new `folder`.
 
-    `stage`: "base", "sft" or "rl" (None: the last one trained). `ranks`: how many processes the optimiser is written
-    for (None: as many as a converted checkpoint came from, else 1). Returns a line that says what was written.
+    `stage`: "base", "mid", "sft" or "rl" (None: the last one trained). `ranks`: how many processes the optimiser is
+    written for (None: as many as a converted checkpoint came from, else 1). Returns a line that says what was written.
     """
     run_dir = Path(run_dir)
     config = presets.from_dict(storage.read_json(run_dir / "config.json"))
@@ -208,9 +209,12 @@ def own_meta(
     records = [r for r in log.read(METRICS_NAMES[stage]) if r.get("step", 0) <= step]
     trained = [r for r in records if "lr" in r]
     bpb = [r["val_bpb"] for r in records if r.get("val_bpb") is not None]
-    lrs = config.rl if stage == "rl" else config.pretrain.optim
-    if stage == "base":
-        lrs = schedules.transferred(lrs, plan)
+    if stage == "rl":
+        lrs = config.rl
+    elif stage == "base":
+        lrs = schedules.transferred(config.pretrain.optim, plan)
+    else:
+        lrs = stage_rates(getattr(config, stage), config.pretrain.optim)
     last = trained[-1] if trained else {"lr": 1.0, "momentum": 0.95, "weight_decay": 0.0, "loss": 0.0}
     shapes = {name: tuple(array.shape) for name, array in params.items()}
     groups = group_dicts(model, shapes, lrs, last["lr"], last["momentum"], last["weight_decay"])

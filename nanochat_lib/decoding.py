@@ -21,12 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib.calculator import calculate
+from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.sampling import next_power, sample
 from nanochat_lib.sizing import GPTConfig
 
 CHUNK = 32  # most decode steps of one dispatch
 SHORTEST = 16  # prompts and caches are padded to powers of two from here on, so that few shapes compile
+SPAN = 128  # decode steps are compiled for texts of up to so many tokens, four times as many, …
 COMPILES: Counter[str] = Counter()  # how often "prefill" and "decode" were compiled in this process
 
 
@@ -88,12 +89,15 @@ def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples
     return *sample(logits, keys, 0, *sampling, candidates, setup.vocab), cache
 
 
-@partial(jax.jit, static_argnames=("setup", "candidates"), donate_argnames=("cache",))
-def compiled_decode(params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, candidates):
+@partial(jax.jit, static_argnames=("setup", "candidates", "span"), donate_argnames=("cache",))
+def compiled_decode(
+    params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, candidates, span
+):
     """Up to `steps` more tokens a row; fewer when a living row closes a tool call or none is left.
 
     token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
-    a row's answer may hold, of which `held`, one number or (B,), are there. Returns (tokens (B, CHUNK) with -1 where
+    a row's answer may hold, of which `held`, one number or (B,), are there; sampling as above; span: see `span_of`.
+    Returns (tokens (B, CHUNK) with -1 where
     there is none, log-probabilities, newest token, cache).
     """
     COMPILES["decode"] += 1
@@ -105,7 +109,8 @@ def compiled_decode(params, cache, token, keys, forced, alive, limit, held, step
 
     def advance(state):
         n, alive, _, tokens, logprobs, token, cache = state
-        logits, cache = setup.model.decode(setup.config, params, token, cache, dtype=setup.dtype, alive=alive)
+        model, dtype = setup.model, setup.dtype
+        logits, cache = model.decode(setup.config, params, token, cache, dtype=dtype, alive=alive, span=span)
         sampled, logprob = sample(logits, keys, held + n, *sampling, candidates, setup.vocab)
         new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
         tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
@@ -117,6 +122,14 @@ def compiled_decode(params, cache, token, keys, forced, alive, limit, held, step
     blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32)
     state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, cache))
     return state[3:]
+
+
+def span_of(longest: int, length: int) -> int:
+    """The span of a decode whose longest text has, at its end, `longest` tokens, in a cache of `length` positions."""
+    span = SPAN
+    while span < longest:
+        span *= 4
+    return min(span, length)
 
 
 def tool_output(setup: Setup, tokenizer: Any, answer: list[int]) -> tuple[ToolCall | None, list[int]]:
@@ -131,7 +144,7 @@ def tool_output(setup: Setup, tokenizer: Any, answer: list[int]) -> tuple[ToolCa
         return None, []
     expression = tokenizer.decode(written[opened + 1 :])
     value = calculate(expression)
-    output = [] if value is None else [output_start, *tokenizer.encode(str(value)), output_end]
+    output = [] if value is None else [output_start, *tokenizer.encode(result_text(value)), output_end]
     return ToolCall(expression, value), output
 
 
@@ -173,7 +186,7 @@ class Batch:
             state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
             state += (self.options[:3],)
             tokens, logprobs, self.newest, self.cache = compiled_decode(
-                self.params, *state, setup=self.setup, candidates=self.options.candidates
+                self.params, *state, setup=self.setup, candidates=self.options.candidates, span=self.span()
             )
         self.append(np.asarray(tokens), logprobs)
 
@@ -186,6 +199,7 @@ class Batch:
             idx[row, : len(prompt)] = prompt
         lengths = np.array(lengths + [1] * (len(idx) - len(lengths)), np.int32)
         longest = int((lengths + self.limit[:: self.samples]).max())
+        self.cache_len = min(next_power(longest, SHORTEST), context)
         self.newest, logprob, self.cache = compiled_prefill(
             self.params,
             idx,
@@ -194,10 +208,14 @@ class Batch:
             self.options[:3],
             setup=self.setup,
             num_samples=self.samples,
-            cache_len=min(next_power(longest, SHORTEST), context),
+            cache_len=self.cache_len,
             candidates=self.options.candidates,
         )
         return np.where(self.alive, self.newest, -1)[:, None], logprob[:, None]
+
+    def span(self) -> int:
+        longest = max(map(len, self.prompts)) + min(self.step + CHUNK, int(self.limit.max()))
+        return span_of(longest, self.cache_len)
 
     def append(self, tokens: np.ndarray, logprobs: jax.Array) -> None:
         """Takes in new columns: unused ones, -1 in every row, come last; only the last used one closes tool calls."""

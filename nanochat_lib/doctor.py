@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from nanochat_lib import hardware
+from nanochat_lib import hardware, sandbox
 from nanochat_lib.hardware import CHIPS, GIB, PRICE_DATE, TOPOLOGIES, Machine
 from nanochat_lib.presets import PRESETS, RunConfig, Target, flatten, preset, to_dict
 from nanochat_lib.schedules import transferred
@@ -210,6 +210,7 @@ def diagnose(default: str, path: str = ".") -> dict:
     return {
         "ok": not any(problem.fatal for problem in problems),
         "machine": machine.to_dict(),
+        "sandbox": sandbox.describe(),
         "versions": found,
         "presets": fits,
         "problems": [{"what": p.what, "fix": p.fix} for p in problems],
@@ -231,6 +232,7 @@ def print_diagnosis(default: str, as_json: bool = False) -> int:
     print(f"memory    {memory}")
     print(f"disk      {host['disk_free_bytes'] / GIB:.1f} GiB free")
     print(f"devices   {host['devices']} × {host['device_kind']} ({host['backend']})")
+    print(f"sandbox   {result['sandbox']}")
     print("packages  " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in result["versions"].items()))
     print("\npreset             fits  estimated memory")
     for name, fit in result["presets"].items():

@@ -22,7 +22,7 @@ from nanochat_lib.objects import Store
 
 SMALL = (
     "config.json", "mine.json", "preflight.json", "metrics.jsonl", "status.json", "report.*", "stages/*.json",
-    "tokenizer/*",
+    "tokenizer/*", "evaluations/*", "base_eval/*",
 )  # fmt: skip
 MARK = "copy.json"  # in the store: {"id", "time"} of the last change
 OWN_MARK = ".durable.json"  # in the run's folder: {"ids"}, the last changes made or taken here

@@ -286,10 +286,12 @@ def decode(
     cache: KVCache,
     dtype: DType = jnp.float32,
     alive: jax.Array | None = None,
+    span: int | None = None,
 ) -> tuple[jax.Array, KVCache]:
     """One more token (B,) a row, each at its own position: (logits (B, V), cache). Needs pos < cache.length.
 
-    Rows that are not `alive` (B,) stay as they are; their logits mean nothing.
+    Rows that are not `alive` (B,) stay as they are; their logits mean nothing. `span`, above every living row's pos:
+    positions that are looked at. Short texts in a long cache then cost what they are worth.
     """
     model = build(config, params)
     rows, pos = model.lookup(token[:, None], dtype), cache.pos
@@ -299,7 +301,8 @@ def decode(
     def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         nonlocal cache
         cache = store_token(cache, layer, k, v, alive)
-        return cached_attention(q, cache.k[layer], cache.v[layer], positions=pos, window=config.windows[layer])
+        keys, values = (slots[layer][:, :, :span] for slots in (cache.k, cache.v))
+        return cached_attention(q, keys, values, positions=pos, window=config.windows[layer])
 
     prev = jnp.where(pos[:, None, None] > 0, cache.prev, 0).astype(dtype)
     x = model.trunk(model.smear(embedded, prev), rows, (cos, sin), attend)

@@ -74,7 +74,7 @@ def row_bytes(config: GPTConfig, length: int, dtype: jax.typing.DTypeLike = jnp.
 def init_cache(
     config: GPTConfig, batch: int, length: int, dtype: jax.typing.DTypeLike = jnp.float32, slack: int = 0
 ) -> KVCache:
-    """An empty cache of `batch` rows for `length` positions; `dtype` is the compute dtype of the model that fills it."""
+    """An empty cache: `batch` rows of `length` positions. `dtype`: what the model that fills it computes in."""
     if batch < 1 or length < 1 or slack < 0:
         raise UserError(f"cache of {batch} rows × {length} positions, slack {slack}: at least 1, 1 and 0")
     shapes = [(batch, config.n_kv_head, r, config.head_dim) for r in slots(config, length, slack)]

@@ -31,6 +31,7 @@ __all__ = [
     "ChatReport",
     "PretrainLoader",
     "chat_report",
+    "chat_steps",
     "check_enough",
     "count_chat_steps",
     "deal_anew",
@@ -122,6 +123,7 @@ class ChatLoader(_Loader):
     Conversations longer than a row (T + 1 tokens) are cut when they are rendered; those without any supervised token
     in what is left are dropped. Both are counted in `batch.after`, and for the whole mixture in `report`.
     `one_pass` reads each conversation once and ends with a padded batch; else the mixture is read again and again.
+    `all_tokens` trains every token that is not padding, questions and tool results too.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class ChatLoader(_Loader):
         sequence_len: int,
         *,
         one_pass: bool = False,
+        all_tokens: bool = False,
         buffer_conversations: int = BUFFER_CONVERSATIONS,
         rank: int = 0,
         world: int = 1,
@@ -142,6 +145,7 @@ class ChatLoader(_Loader):
         rows = ConversationRows(
             mixture,
             tokenizer,
+            all_tokens,
             packer=BestFitPacker(sequence_len + 1, buffer_conversations, crop=False, pad_id=tokenizer.bos_id),
             share=Cursor(size, rank, world, size if one_pass else None, "the mixture (conversations)"),
             batch_rows=batch_rows,
@@ -151,6 +155,7 @@ class ChatLoader(_Loader):
                 "sequence_len": sequence_len,
                 "buffer_docs": buffer_conversations,
                 "one_pass": one_pass,
+                "all_tokens": all_tokens,
             },
             state=state,
         )
@@ -171,8 +176,18 @@ def count_chat_steps(
 
     `share` (rank, world): in one pass of that process over its share; another may need more or fewer.
     """
-    with ChatLoader(mixture, tokenizer, batch_rows, sequence_len, one_pass=True, prefetch=0, **share) as stream:
-        return -(-sum(1 for _ in stream) // micro_batches)
+    report = chat_report(mixture, tokenizer, sequence_len, buffer=BUFFER_CONVERSATIONS, **share)
+    return chat_steps(report, batch_rows, micro_batches)
+
+
+def chat_steps(report: ChatReport, batch_rows: int, micro_batches: int = 1) -> int:
+    """Optimiser steps in one pass over the conversations of `report`, made with `buffer=BUFFER_CONVERSATIONS`."""
+    if not report.rows:
+        raise UserError(
+            f"none of {report.conversations:,} conversations has an assistant token within a row: nothing would be "
+            "trained; use longer rows (model.sequence_len) or other conversations"
+        )
+    return -(-report.rows // (batch_rows * micro_batches))
 
 
 def distinct_microbatches(inputs: np.ndarray | Sequence[np.ndarray], targets: np.ndarray | None = None) -> None:

@@ -17,16 +17,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat_lib import presets, run_folder
+from nanochat_lib import chat_data, presets, rewards, run_folder
 from nanochat_lib.errors import UserError
-from nanochat_lib.presets import RunConfig
+from nanochat_lib.presets import RunConfig, nearest
 from nanochat_lib.storage import atomic_write_json, read_json
 
 if TYPE_CHECKING:
     from nanochat_lib.durable import RunCopy
 
 STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
-CHAT_STAGES = {"base": "base", "sft": "sft", "rl": "rl"}  # model -> folder of its checkpoints
+CHAT_STAGES = {"base": "base", "mid": "mid", "sft": "sft", "rl": "rl"}  # model -> folder of its checkpoints
 MODELS = tuple(CHAT_STAGES.values())
 NAMED_CORPORA = ("primer", "climbmix", "fineweb-edu")  # everything else is a path or a URL
 FORMAT = 1  # of the stage records; a new number makes old ones stale
@@ -87,18 +87,6 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
         )
 
 
-CHAT_DATA = {"sft": ("sft.mixture", ("primer",)), "rl": ("rl.task", ("primer-word-sums", "primer-spelling"))}
-
-
-def check_chat_data(config: RunConfig, *stages: str) -> None:
-    """Raises UserError when a chat stage's data have no loader. The stages before them run all the same."""
-    for stage in stages:
-        name, known = CHAT_DATA[stage]
-        value = presets.flatten(config)[name]
-        if value not in known:
-            raise UserError(f"{name} {value!r} has no data loader so far; use -s {name}={known[0]}")
-
-
 def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, mine: str = "") -> Run:
     """The run in `run_dir`, created there when the folder is new.
 
@@ -107,7 +95,8 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
     Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
     written, or when its disk is nearly full.
     """
-    if config.data.corpus not in NAMED_CORPORA and "://" not in config.data.corpus:  # the kernel runs elsewhere
+    config = chat_data.with_whole_paths(config)  # the kernel runs elsewhere
+    if config.data.corpus not in NAMED_CORPORA and "://" not in config.data.corpus:
         path = Path(config.data.corpus).expanduser().absolute()
         config = replace(config, data=replace(config.data, corpus=str(path)))
     if config.ops.durable and "://" not in config.ops.durable:
@@ -148,7 +137,7 @@ def _borrow(run: Run, mine: str, now: bool) -> Run:
     return run
 
 
-TRAINING = ("pretrain", "sft", "rl")  # stages that all processes work on; process 0 does the others for all
+IN_COMMON = ("pretrain", "mid", "eval_base", "sft", "rl", "eval_chat")  # all processes; process 0 does the others
 
 
 def together(work: Callable[[], dict]) -> dict:
@@ -177,11 +166,19 @@ class Run:
 
         return open_corpus(self.config.data, self.config.seed)
 
-    @cached_property
+    @property
     def world(self):
-        from nanochat_lib.primer.world import World
+        return self.chats.world
 
-        return World(self.config.seed)
+    @cached_property
+    def chats(self) -> chat_data.ChatData:
+        """The conversations that the run trains and is judged on."""
+        return chat_data.ChatData(self.config)
+
+    @property
+    def models(self) -> list[str]:
+        """The models that the run trains, in order: base, mid where there is such a stage, sft, rl."""
+        return [name for name in CHAT_STAGES if name != "mid" or self.config.has_mid]
 
     @cached_property
     def metrics(self):
@@ -210,7 +207,7 @@ class Run:
                 self.copy.pull_files()
 
     def fetch(self, model: str) -> Path:
-        """The folder with the checkpoints of "base", "sft" or "rl", the newest one fetched if only the copy has it."""
+        """The folder with a model's checkpoints (a key of CHAT_STAGES), the newest fetched if only the copy has it."""
         from nanochat_lib import distributed
 
         folder = self.dir / CHAT_STAGES[model]
@@ -230,7 +227,7 @@ class Run:
         return Tokenizer.load(self.dir / "tokenizer")
 
     def load_model(self, stage: str):
-        """(GPTConfig, parameters, tokenizer) of the newest checkpoint of "base", "sft" or "rl"."""
+        """(GPTConfig, parameters, tokenizer) of the newest checkpoint of "base", "mid", "sft" or "rl"."""
         from nanochat_lib.checkpoint import load_model
 
         tokenizer = self.load_tokenizer()
@@ -243,19 +240,26 @@ class Run:
         return self.dir / "stages" / f"{name}.json"
 
     def _stage(
-        self, name: str, parts: tuple[str, ...], needs: tuple[str, ...], work: Callable[[], dict]
+        self,
+        name: str,
+        parts: tuple[str, ...],
+        needs: tuple[str, ...],
+        work: Callable[[], dict],
+        reads: str | None = None,
     ) -> StageResult:
-        """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same."""
+        """Runs `work`, or reuses its record when the settings in `parts` and the stages in `needs` are the same.
+
+        `reads` is a hash of what the stage reads besides, None for nothing; of the corpus it is added here.
+        """
         from nanochat_lib import distributed, supervise
         from nanochat_lib.hardware import device_peak_gb
         from nanochat_lib.price import price_here
 
-        if name.startswith("eval") and distributed.count() > 1:
-            raise UserError("evaluation runs in one process: start `nanochat eval` once, without NANOCHAT_PROCESSES")
         began = time.monotonic()
         before = [read_json(self._record(need))["key"] for need in needs]
         settings = {part: _plain(getattr(self.config, part)) for part in parts}
-        reads = self.corpus.fingerprint if "data" in parts else None  # the others see the corpus through `needs`
+        if "data" in parts:  # the other stages see the corpus through `needs`
+            reads = self.corpus.fingerprint
         text = json.dumps([FORMAT, name, settings, reads, before], sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()
         path = self._record(name)
@@ -265,7 +269,8 @@ class Run:
             return StageResult(name, earlier["seconds"], earlier["figures"], reused=True)
         if earlier and earlier.get("key") != key:
             raise UserError(
-                f"{self.dir}: {name} was begun with other inputs (the corpus or its Python version changed); "
+                f"{self.dir}: {name} was begun with other inputs (the corpus, its Python version, or a file "
+                "that the settings name changed); "
                 "use another --run-dir"
             )
         # A kill leaves no time to write the record; the metrics know at least the seconds spent in training steps.
@@ -286,7 +291,8 @@ class Run:
         write(path, record)
         try:
             with supervise.supervised(self.dir, name, self.config.ops):
-                found = work() if name in TRAINING else together(work)
+                with distributed.together():
+                    found = work() if name in IN_COMMON else together(work)
             record["figures"] = found | {"peak_memory_gb": peak_memory_gb(), "device_peak_gb": device_peak_gb()}
             record["finished"] = True
         finally:
@@ -356,12 +362,11 @@ class Run:
     def _check_prompts(self) -> None:
         """Raises UserError when the chat tasks do not fit the context: a tokenizer of other text cuts them finely."""
         from nanochat_lib.conversation import render_for_completion
-        from nanochat_lib.tasks.primer import chat_eval_tasks, rl_task
 
         tokenizer, config = self.load_tokenizer(), self.config
-        tasks = list(chat_eval_tasks(self.world, 64).values())
-        if config.rl.task in CHAT_DATA["rl"][1]:
-            tasks.append(rl_task(config.rl.task, self.world, "train"))
+        tasks = list(self.chats.eval_tasks().values())
+        if config.rl.task != "gsm8k":
+            tasks.append(self.chats.rl_task("train"))
         prompts = (render_for_completion(tokenizer, task[i]) for task in tasks for i in range(min(len(task), 64)))
         needed = max(map(len, prompts)) + max(config.rl.max_new_tokens, config.evaluation.chat_max_new_tokens)
         if needed > config.model.sequence_len:
@@ -378,96 +383,101 @@ class Run:
                 getattr(self, name)()
 
     def eval_base(self) -> StageResult:
-        """Scores the base model, and the untrained one beside it, on the CORE-shaped bundle of the world."""
+        """Scores the base model on CORE; a run for an accelerator also on its corpus, with samples of its writing."""
         self._need("tokenizer", "pretrain")
 
         def work() -> dict:
-            import jax
+            from nanochat_lib.evaluations import base_stage
 
-            from nanochat_lib import gpt
-            from nanochat_lib.evaluate.core import evaluate_core
-            from nanochat_lib.hardware import compute_dtype
-            from nanochat_lib.primer.bundle import FACT_TASKS, write_core_bundle
-
-            bundle = self.dir / "core_bundle"
-            write_core_bundle(self.world, bundle)
-            model, params, tokenizer = self.load_model("base")
-            options = {
-                "max_per_task": self.config.evaluation.core_max_per_task,
-                "rows": self.config.evaluation.batch_rows,
-                "dtype": compute_dtype(self.config.compute.dtype, jax.default_backend()),
-            }
-            untrained = gpt.init_params(model, jax.random.key(self.config.seed))
-            before = evaluate_core(model, untrained, tokenizer, bundle, title="core, untrained", **options)
-            after = evaluate_core(model, params, tokenizer, bundle, title="core", **options)
-            for label, figures in after["core_tasks"].items():
-                figures["centered_untrained"] = before["core_tasks"][label]["centered"]
-            return after | {
-                "core_before": before["core"],
-                "core_facts": sum(after["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-                "core_facts_before": sum(before["core_tasks"][t]["centered"] for t in FACT_TASKS) / len(FACT_TASKS),
-            }
+            return base_stage(self)
 
         return self._stage("eval_base", ("evaluation",), ("pretrain",), work)
 
-    def sft(self) -> StageResult:
-        """Fine-tunes the base model on conversations."""
-        check_chat_data(self.config, "sft")
+    def mid(self) -> StageResult:
+        """Trains the base model on a large mixture of conversations, every token of them (mid.mixture)."""
+        if not self.config.has_mid:
+            raise UserError("this run has no midtraining; set mid.mixture in a new run folder")
+        chat_data.check(self.config, "mid")
         self._need("tokenizer", "pretrain")
+        return self._conversations("mid", "base", "pretrain")
+
+    def sft(self) -> StageResult:
+        """Fine-tunes the base or the midtrained model on conversations."""
+        before = ("mid", "mid") if self.config.has_mid else ("base", "pretrain")
+        chat_data.check(self.config, "mid", "sft")
+        self._need("tokenizer", "pretrain", *(["mid"] if self.config.has_mid else []))
+        return self._conversations("sft", *before)
+
+    def _conversations(self, name: str, source: str, before: str) -> StageResult:
+        """The stage `name`, mid or sft, from the model `source` that the stage `before` has left."""
 
         def work() -> dict:
             from nanochat_lib.sft import sft
-            from nanochat_lib.tasks.primer import sft_mixture, sft_validation
 
-            mixture = sft_mixture(self.world, self.config.sft.conversations)
             return sft(
-                self.config, self.load_tokenizer(), mixture, sft_validation(self.world), self.fetch("base"),
-                self.dir / "sft", self.metrics,
+                self.config, self.load_tokenizer(), self.chats.mixture(name), self.chats.held_out(name),
+                self.fetch(source), self.dir / name, self.metrics, name,
             )  # fmt: skip
 
-        return self._stage("sft", ("sft",), ("pretrain",), work)
+        return self._stage(name, (name,), (before,), work, chat_data.fingerprint(getattr(self.config, name)))
 
     def rl(self) -> StageResult:
         """Improves the fine-tuned model on its RL task."""
-        check_chat_data(self.config, "sft", "rl")
+        chat_data.check(self.config, "mid", "sft", "rl")
         self._need("tokenizer", "pretrain", "sft")
 
         def work() -> dict:
             from nanochat_lib.rl import rl
-            from nanochat_lib.tasks.primer import rl_task
 
-            train, held_out = (rl_task(self.config.rl.task, self.world, split) for split in ("train", "test"))
+            train, held_out = (self.chats.rl_task(split) for split in ("train", "test"))
             return rl(
                 self.config, self.load_tokenizer(), train, held_out, self.fetch("sft"), self.dir / "rl", self.metrics
             )
 
-        return self._stage("rl", ("rl",), ("sft",), work)
+        return self._stage("rl", ("rl",), ("sft",), work, rewards.fingerprint(self.config.rl.reward))
 
     def eval_chat(self) -> StageResult:
         """Scores the base, the fine-tuned and the RL model on the chat tasks, and keeps a few of their answers."""
+        chat_data.check(self.config, "eval_chat")
         self._need("tokenizer", "pretrain", "sft", "rl")
 
         def work() -> dict:
-            from nanochat_lib.evaluate.chat import chat_samples, evaluate_chat
-            from nanochat_lib.tasks.primer import chat_eval_tasks, sample_questions
+            from nanochat_lib.evaluations import chat_stage
 
-            settings = self.config.evaluation
-            stages, samples = {}, []
-            for stage in CHAT_STAGES:
-                engine = self.engine(stage)
-                tokenizer = engine.tokenizer
-                stages[stage] = evaluate_chat(
-                    engine, tokenizer, chat_eval_tasks(self.world), max_per_task=settings.chat_max_per_task,
-                    rows=settings.batch_rows, max_new_tokens=settings.chat_max_new_tokens, title=f"chat, {stage}",
-                )  # fmt: skip
-                questions = sample_questions(self.world)
-                samples += chat_samples(engine, tokenizer, questions, stage, settings.chat_max_new_tokens)
-            return {"stages": stages, "samples": samples}
+            return chat_stage(self, list(self.models))
 
         return self._stage("eval_chat", ("evaluation",), ("rl",), work)
 
+    def measure(self, kind: str, wanted) -> dict[str, dict]:
+        """{model: figures} of a "base" or "chat" evaluation by other choices (evaluations.Wanted) than the settings.
+
+        Nothing is trained for it, and the report stays as it is.
+        """
+        from nanochat_lib import evaluations
+
+        for model in wanted.models:
+            if model not in CHAT_STAGES:
+                raise UserError(f"unknown model {model!r}; {nearest(model, list(CHAT_STAGES))}")
+        if kind == "base":
+            return evaluations.measure_base(self, wanted)
+        return evaluations.measure_chat(self, wanted, self.trained())
+
+    def trained(self) -> list[str]:
+        """The models that have a checkpoint here or in the run's copy. UserError when none has."""
+        from nanochat_lib import checkpoint
+
+        found = [stage for stage in CHAT_STAGES if checkpoint.latest(self.fetch(stage))[0] is not None]
+        if not found:
+            raise UserError(f"{self.dir} holds no trained model; run `nanochat run --run-dir {self.dir}` first")
+        return found
+
+    def push_files(self) -> None:
+        """Brings the run's small files to its copy, if it has one; process 0 alone."""
+        if self.copy is not None:
+            self.copy.push_files()
+
     def engine(self, stage: str):
-        """An Engine with the newest model of "base", "sft" or "rl", in the run's compute dtype."""
+        """An Engine with the newest model of "base", "mid", "sft" or "rl", in the run's compute dtype."""
         import jax
 
         from nanochat_lib.engine import Engine
@@ -502,7 +512,7 @@ def peak_memory_gb() -> float:
 
 
 def last_stage(run_dir: Path) -> str:
-    """The furthest trained model in `run_dir`: "rl", "sft" or "base"."""
+    """The furthest trained model in `run_dir`: "rl", "sft", "mid" or "base"."""
     from nanochat_lib import checkpoint
 
     for stage in reversed(CHAT_STAGES):
@@ -515,11 +525,25 @@ def open_chat(run_dir: str | Path, stage: str | None = None, **options: object) 
     """Talks to the model of a run in the terminal. `options` are serve.terminal.chat's."""
     from nanochat_lib.serve.terminal import chat
 
+    engine, folder, stage = _chat_engine(run_dir, stage)
+    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+
+
+def open_server(
+    run_dir: str | Path, stage: str | None = None, *, port: int = 8000, rows: int = 8, **settings: object
+) -> None:
+    """Serves the model of a run until it is told to stop. `settings`: serve.app.Settings'."""
+    from nanochat_lib.serve import launch
+
+    launch.launch(lambda: _chat_engine(run_dir, stage), port=port, rows=rows, **settings)
+
+
+def _chat_engine(run_dir: str | Path, stage: str | None) -> tuple[object, Path, str]:
+    """(engine, folder, stage) of a run's model, by default the last one trained."""
     folder = Path(run_dir)
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run; start one with `nanochat run --run-dir {folder}`")
     config = presets.from_dict(read_json(folder / "config.json"))
     run = Run(folder, replace(config, ops=replace(config.ops, durable="")))  # what is here, also without a network
     stage = stage or last_stage(folder)
-    engine = run.engine(stage)
-    chat(engine, engine.tokenizer, title=f"{folder} · {stage}", **options)
+    return run.engine(stage), folder, stage

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.run_config import (
+    MID,
     ComputeConfig,
     DataConfig,
     EvalConfig,
@@ -26,9 +27,9 @@ from nanochat_lib.run_config import (
 from nanochat_lib.settings import FIXED, flatten, nearest, override, validate
 
 __all__ = [
-    "CPU", "CPU_OPTIM", "FIXED", "PRESETS", "ComputeConfig", "DataConfig", "EvalConfig", "ModelConfig", "OpsConfig",
-    "OptimConfig", "PretrainConfig", "RLConfig", "RunConfig", "SFTConfig", "Target", "TokenizerConfig", "flatten",
-    "from_dict", "nearest", "override", "preset", "to_dict", "validate",
+    "CPU", "CPU_OPTIM", "FIXED", "MID", "PRESETS", "ComputeConfig", "DataConfig", "EvalConfig", "ModelConfig",
+    "OpsConfig", "OptimConfig", "PretrainConfig", "RLConfig", "RunConfig", "SFTConfig", "Target", "TokenizerConfig",
+    "flatten", "from_dict", "nearest", "override", "preset", "to_dict", "validate",
 ]  # fmt: skip
 
 
@@ -48,6 +49,11 @@ CPU_OPTIM = OptimConfig(
     transfer=False,
 )
 
+# Off unless asked for (mid.mixture=primer): at this size SFT alone learns the form of a conversation.
+CPU_MID = replace(
+    MID, batch_tokens=-1, lr_frac=0.3, warm_start=True, embedding_lr=-1.0, unembedding_lr=-1.0, matrix_lr=-1.0
+)
+
 CPU = _cpu(
     "cpu",
     "the whole course on a laptop: every stage visibly improves its metric",
@@ -58,6 +64,7 @@ CPU = _cpu(
         steps=1500, batch_tokens=2048, device_rows=16, optim=CPU_OPTIM, eval_every=150, eval_tokens=32768,
         sample_every=-1, save_every=150,
     ),
+    mid=replace(CPU_MID, steps=100, eval_every=50, eval_tokens=16384, save_every=50),
     sft=SFTConfig(steps=200, lr_frac=0.3, eval_every=50, eval_tokens=16384, save_every=50),
     rl=RLConfig(
         steps=50, questions_per_step=8, samples=8, max_new_tokens=32, lr_frac=0.15, top_k=50,
@@ -77,6 +84,7 @@ CPU_SMOKE = _cpu(
         steps=20, batch_tokens=1024, device_rows=8, optim=CPU_OPTIM, eval_every=10, eval_tokens=4096,
         sample_every=-1, save_every=10, log_every=1,
     ),
+    mid=replace(CPU_MID, steps=5, eval_every=5, eval_tokens=4096, save_every=5, log_every=1),
     sft=SFTConfig(steps=10, lr_frac=0.4, eval_every=5, eval_tokens=4096, save_every=5, log_every=1),
     rl=RLConfig(
         steps=3, questions_per_step=2, samples=4, max_new_tokens=32, lr_frac=0.2, embedding_lr=0.12,
@@ -89,6 +97,17 @@ CPU_SMOKE = _cpu(
 CLIMBMIX = DataConfig(corpus="climbmix")
 CHAT = {"sft": SFTConfig(mixture="nanochat"), "rl": RLConfig(task="gsm8k"), "evaluation": EvalConfig(bigram=False)}
 SPEEDRUN = PretrainConfig(ratio=8.0, device_rows=16)
+
+# nanochat's sequence of 2025: midtraining on everything, then a short, gentle SFT on a small mixture, rates falling
+# from the start. It had 32 conversations a step, one a row; packed, that is about 16 thousand tokens.
+MIDTRAINED = CHAT | {
+    "mid": replace(MID, mixture="nanochat-historic"),
+    "sft": SFTConfig(
+        mixture="nanochat-after-mid", mmlu_copies=0, gsm8k_copies=1, identity_copies=1, warm_start=False,
+        embedding_lr=0.2, unembedding_lr=0.004, matrix_lr=0.02, batch_tokens=16384, device_rows=1, lr_frac=0.02,
+        warmdown_ratio=1.0, eval_every=100, eval_tokens=4 * 524288,
+    ),
+}  # fmt: skip
 
 # nanochat of March 2026, leaderboard entry 4, and the public TPU port's reproduction of it: 6,612 steps of 2^20 tokens.
 RECIPE4 = PretrainConfig(
@@ -122,6 +141,10 @@ PRESETS: dict[str, RunConfig] = {
         _big(
             "gpu-8-d24", "the speedrun recipe on 8×H100/H200", Target("gpu", "h100", 8),
             model=ModelConfig(24), pretrain=SPEEDRUN,
+        ),
+        _big(
+            "gpu-8-d24-midtrain", "the same, its chat trained as in 2025: midtraining, then a short SFT",
+            Target("gpu", "h100", 8), model=ModelConfig(24), pretrain=SPEEDRUN, **MIDTRAINED,
         ),
         _big(
             "tpu-v6e-8-d24", "recipe 4 with 6 heads of 256, one matrix unit wide", Target("tpu", "v6e", 8),

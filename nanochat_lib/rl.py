@@ -2,7 +2,8 @@
 
 A simplified GRPO that comes close to REINFORCE with the group's mean as baseline, as in nanochat: on-policy, no
 reference model, no ratio clipping, advantages not divided by their deviation, the loss normalised over tokens
-(DAPO, arXiv:2503.14476). Unlike nanochat, the end token that the model sampled is trained too.
+(DAPO, arXiv:2503.14476). Unlike in nanochat, the end token that the model sampled is trained too, the rate of a step in
+which no answer was better than another is zero, and every step compares the log-probabilities of sampler and trainer.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from nanochat_lib import distributed, guards, optim, schedules
+from nanochat_lib import distributed, gpt, guards, optim, rewards, schedules
 from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
 from nanochat_lib.gpt import param_shapes
+from nanochat_lib.losses import token_nll
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
 from nanochat_lib.price import price_here
-from nanochat_lib.sharding import check_parameters, replicate
+from nanochat_lib.rewards import Reward
+from nanochat_lib.rollouts import advantages, aligned, question_order, rollout, to_batch
+from nanochat_lib.sharding import check_parameters, global_batch, replicate
+from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState, init_train_state, make_train_step
@@ -31,11 +40,7 @@ from nanochat_lib.trainer import Stage, StepBatch, open_mesh, train
 
 PAD_LENGTH = 16  # rollouts are padded to a multiple of this, so that few shapes compile
 EVAL_SEED = 42
-
-
-def advantages(rewards: np.ndarray) -> np.ndarray:
-    """Rewards (Q, S) of S answers to each of Q questions -> how much better each is than its question's mean."""
-    return rewards - rewards.mean(axis=1, keepdims=True)
+MOST_NATS = 20.0  # a log-probability's difference above it counts as this in the importance ratio
 
 
 def rl_rates(stage: RLConfig) -> OptimConfig:
@@ -44,87 +49,88 @@ def rl_rates(stage: RLConfig) -> OptimConfig:
     return OptimConfig(**{name: getattr(stage, name) for name in names}, weight_decay=0.0, transfer=False)
 
 
-def rollout(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    task: Task,
-    questions: list[int],
-    samples: int,
-    stage: RLConfig,
-    seed: int | list[int],
-    temperature: float | None = None,
-) -> tuple[list[list[int]], list[list[int]], np.ndarray]:
-    """Samples answers: (sequences, masks, rewards (Q, S)). Sequences hold prompt, answer and end token.
+def make_compare_step(config: GPTConfig, dtype: Any) -> Callable[..., tuple]:
+    """The compiled `(params, inputs, targets, sampled) -> (Σ|d|, max|d|, Σ exp d, targets)` of a micro-batch (B, T).
 
-    With a seed for each question its answers depend on nothing else: not on which questions a process samples.
+    d is the log-probability of a target by the training forward pass minus `sampled`, what the sampler gave the same
+    token. Apart from rounding it is 0: prompt, cache, positions and weights are then the same to both. exp d is the
+    importance ratio, which is taken to be 1 where no correction is made.
     """
-    conversations = [task[i] for i in questions]
-    prompts = [render_for_completion(tokenizer, c) for c in conversations]
-    out = engine.generate_batch(
-        prompts,
-        num_samples=samples,
-        max_tokens=stage.max_new_tokens,
-        temperature=stage.temperature if temperature is None else temperature,
-        top_k=stage.top_k,
-        seed=seed,
-        include_end=True,
-    )
-    rewards = np.zeros((len(questions), samples), np.float32)
-    for row, ids in enumerate(out.sequences):
-        question = row // samples
-        answer = tokenizer.decode(ids[len(prompts[question]) :])
-        rewards[question, row % samples] = task.reward(conversations[question], answer)
-    return out.sequences, out.masks, rewards
+
+    def compare(params: dict, inputs: jax.Array, targets: jax.Array, sampled: jax.Array) -> tuple:
+        trained = targets >= 0
+        difference = -token_nll(gpt.apply(config, params, inputs, dtype=dtype), targets) - sampled
+        difference = jnp.where(trained, difference, 0.0)
+        ratio = jnp.where(trained, jnp.exp(jnp.clip(difference, -MOST_NATS, MOST_NATS)), 0.0)
+        away = jnp.abs(difference)
+        return away.sum(), away.max(), ratio.sum(), trained.sum(dtype=jnp.int32)
+
+    return jax.jit(compare)
 
 
-def to_batch(
-    sequences: list[list[int]], masks: list[list[int]], weights: np.ndarray, length: int, pad_id: int, micro_rows: int
-) -> dict[str, np.ndarray]:
-    """Arrays (A, B, T) of a step: every sampled token is a target weighted by its row's advantage.
+def compared(compare: Callable, params: dict, mesh: Mesh | None, arrays: dict, logprobs: list[list[float]]) -> dict:
+    """How far sampler and trainer are apart on the tokens of a step: mean and largest difference, mean ratio.
 
-    Prompt, tool output and padding are not targets. Rows are padded to whole micro-batches of `micro_rows`.
+    All processes call this together, with what each of them has sampled.
     """
-    rows = micro_rows * math.ceil(len(sequences) / micro_rows)
-    ids = np.full((rows, length + 1), pad_id, np.int32)
-    sampled = np.zeros((rows, length + 1), bool)
-    for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
-        ids[row, : len(sequence)] = sequence
-        sampled[row, : len(mask)] = mask
-    per_token = np.zeros((rows, length), np.float32)
-    per_token[: len(sequences)] = weights.reshape(-1, 1)
-    shape = (-1, micro_rows, length)
+    sampled = aligned(logprobs, arrays["targets"])
+    total, most, ratio, count = 0.0, 0.0, 0.0, 0
+    for part in zip(arrays["inputs"], arrays["targets"], sampled, strict=True):
+        if mesh is not None:
+            part = global_batch(mesh, dict(zip("its", part, strict=True))).values()
+        found = jax.device_get(compare(params, *part))
+        total, most = total + float(found[0]), max(most, float(found[1]))
+        ratio, count = ratio + float(found[2]), count + int(found[3])
+    count = max(count, 1)
+    return {"logprob_diff": total / count, "logprob_diff_max": most, "ratio": ratio / count}
+
+
+def pass_at_k(correct: np.ndarray) -> list[float]:
+    """nanochat's: share of questions with a right answer among the first k samples, k = 1 … S; `correct` (Q, S)."""
+    return [float(share) for share in np.maximum.accumulate(correct > 0, axis=1).mean(axis=0)]
+
+
+def unbiased_pass_at_k(correct: np.ndarray) -> list[float]:
+    """Probability of a right answer among k of a question's S samples, drawn without putting back, k = 1 … S.
+
+    1 − C(S − c, k) / C(S, k) with c right ones, the mean over questions: the unbiased estimate of arXiv:2107.03374,
+    which uses all samples for every k.
+    """
+    samples, right = correct.shape[1], (correct > 0).sum(axis=1).tolist()
+    return [
+        float(np.mean([1 - math.comb(samples - c, k) / math.comb(samples, k) for c in right]))
+        for k in range(1, samples + 1)
+    ]
+
+
+def held_out_reward(
+    engine: Engine, tokenizer: Tokenizer, task: Task, stage: RLConfig, reward: Reward | None = None
+) -> dict:
+    """Mean reward and pass@k on held-out questions, sampled as in training, and the greedy answers' reward.
+
+    The processes share the questions; each question has a seed of its own, so their number changes no answer.
+    """
+    count, world = min(stage.eval_questions, len(task)), distributed.count()
+    questions = list(range(distributed.index(), count, world))
+    seeds = np.random.default_rng(EVAL_SEED).integers(2**31, size=count)[questions].tolist()
+    with distributed.own_pace():
+        sampled = rollout(engine, tokenizer, task, questions, stage.eval_samples, stage, seeds, reward=reward)
+        greedy = rollout(engine, tokenizer, task, questions, 1, stage, seeds, temperature=0.0, reward=reward)
+
+    def everyones(values: np.ndarray) -> np.ndarray:
+        values = np.asarray(values, np.float32)
+        room = np.full((-(-count // world) - len(values), values.shape[1]), np.nan, np.float32)
+        every = distributed.gather(np.concatenate([values, room]))
+        return every[~np.isnan(every[:, 0])]
+
+    correct = everyones(sampled.correct)
     return {
-        "inputs": ids[:, :-1].reshape(shape).copy(),
-        "targets": np.where(sampled[:, 1:], ids[:, 1:], -1).astype(np.int32).reshape(shape),
-        "weights": per_token.reshape(shape),
+        "reward_heldout": float(everyones(sampled.rewards).mean()),
+        "reward_greedy": float(everyones(greedy.rewards).mean()),
+        "pass_at_k": pass_at_k(correct),
+        "pass_at_k_unbiased": unbiased_pass_at_k(correct),
+        "ended_heldout": float(everyones(sampled.ended).mean()),
     }
-
-
-def pass_at_k(rewards: np.ndarray) -> list[float]:
-    """Share of questions with a right answer among the first k samples, k = 1 … S, from rewards (Q, S)."""
-    right = np.maximum.accumulate(rewards > 0, axis=1)
-    return [float(share) for share in right.mean(axis=0)]
-
-
-def held_out_reward(engine: Engine, tokenizer: Tokenizer, task: Task, stage: RLConfig) -> dict:
-    """Mean reward and pass@k on held-out questions, sampled as in training, and the greedy answer's reward."""
-    questions = list(range(min(stage.eval_questions, len(task))))
-    *_, sampled = rollout(engine, tokenizer, task, questions, stage.eval_samples, stage, EVAL_SEED)
-    *_, greedy = rollout(engine, tokenizer, task, questions, 1, stage, EVAL_SEED, temperature=0.0)
-    return {
-        "reward_heldout": float(sampled.mean()),
-        "reward_greedy": float(greedy.mean()),
-        "pass_at_k": pass_at_k(sampled),
-    }
-
-
-def question_order(count: int, seed: int, step: int, per_step: int) -> list[int]:
-    """The questions of a step: the training set in a fresh shuffle each epoch, the same for a given seed and step."""
-    chosen = []
-    for position in range(step * per_step, (step + 1) * per_step):
-        epoch, index = divmod(position, count)
-        chosen.append(int(np.random.default_rng((seed, epoch)).permutation(count)[index]))
-    return chosen
 
 
 def rl(
@@ -155,7 +161,10 @@ def rl(
             f"use {per_step // world * world or world} or {(per_step // world + 1) * world}"
         )
     steps = stage.steps if stage.steps > 0 else max(len(task) // per_step, 1)
+    reward = rewards.load(stage.reward, task)
+    reward_heldout = rewards.load(stage.reward, held_out)
     optimizer = optim.make_optimizer(model, rl_rates(stage), dtype, mesh=mesh)
+    compare = make_compare_step(model, dtype)
     engine = Engine(model, params, tokenizer, dtype=dtype)
     longest = max(len(render_for_completion(tokenizer, task[i])) for i in range(len(task)))
     length = PAD_LENGTH * math.ceil((longest + stage.max_new_tokens) / PAD_LENGTH)
@@ -179,18 +188,25 @@ def rl(
             questions = question_order(len(task), config.seed, step, per_step)[part]
             seeds = np.random.default_rng((config.seed, step)).integers(2**31, size=per_step)[part].tolist()
             with distributed.own_pace():
-                sequences, masks, rewards = rollout(engine, tokenizer, task, questions, samples, stage, seeds)
-            arrays = to_batch(sequences, masks, advantages(rewards), length, tokenizer.bos_id, micro_rows)
-            rewards = distributed.gather(rewards)
-            collapsed = float(np.mean(rewards.max(axis=1) == rewards.min(axis=1)))
-            epoch = 1 + step * per_step // len(task)
-            log = {"reward": float(rewards.mean()), "collapsed": collapsed}
-            yield StepBatch(arrays, epoch, log=log)
+                out = rollout(engine, tokenizer, task, questions, samples, stage, seeds, reward=reward)
+            gains = advantages(out.rewards)
+            arrays = to_batch(out.sequences, out.masks, gains, length, tokenizer.bos_id, micro_rows)
+            log = compared(compare, state.params, mesh, arrays, out.logprobs)
+            every = distributed.gather(np.concatenate([out.rewards, out.correct, out.ended], axis=1))
+            given, right, ended = np.split(every, 3, axis=1)
+            collapsed = float(np.mean(given.max(axis=1) == given.min(axis=1)))
+            log |= {"correct": float(right.mean()), "ended": float(ended.mean())}
+            shown = {"reward": float(given.mean()), "collapsed": collapsed}
+            yield StepBatch(arrays, 1 + step * per_step // len(task), log=shown, quiet=log)
+
+    def hyper(step: int, batch: StepBatch) -> schedules.Hyper:
+        found = schedules.rl_schedule(step, steps, stage)
+        # All groups collapsed: there is nothing to learn, and what earlier steps left in the momentum must not move.
+        return found._replace(lr=0.0) if batch.log["collapsed"] == 1 else found
 
     def evaluate(_step: int, state: TrainState) -> dict:
         engine.params = replicate(state.params, dtype)
-        with distributed.own_pace():
-            return held_out_reward(engine, tokenizer, held_out, stage)
+        return held_out_reward(engine, tokenizer, held_out, stage, reward_heldout)
 
     train(
         Stage.of(
@@ -198,20 +214,29 @@ def rl(
             name="rl", folder=folder, durable=config.ops.durable,
             steps=steps, metrics=metrics, mesh=mesh, batches=batches, evaluate=evaluate,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh),
-            hyper=lambda step, _batch: schedules.rl_schedule(step, steps, stage),
+            hyper=hyper,
             usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, own_samples=True,
             first_loss=guards.not_worse_than(model.vocab_size),
         ),
         state,
     )  # fmt: skip
-    figures = first_and_last(metrics, "rl", ["reward_heldout", "reward_greedy", "pass_at_k"])
-    records = distributed.from_first(lambda: metrics.read("rl"))
-    collapsed = [r["collapsed"] for r in records if "collapsed" in r]
+    names = ["reward_heldout", "reward_greedy", "pass_at_k", "pass_at_k_unbiased", "ended_heldout"]
+    figures = first_and_last(metrics, "rl", names)
+    records = [r for r in distributed.from_first(lambda: metrics.read("rl")) if "collapsed" in r]
+
+    def mean(name: str) -> float | None:
+        return float(np.mean([r[name] for r in records])) if records else None
+
     return figures | {
         "task": stage.task,
+        "reward": stage.reward,
         "steps": steps,
         "questions": per_step * steps,
         "reward_first": figures["reward_heldout_first"],
         "reward_last": figures["reward_heldout_last"],
-        "collapsed_share": float(np.mean(collapsed)) if collapsed else None,
+        "collapsed_share": mean("collapsed"),
+        "idle_steps": sum(r["collapsed"] == 1 for r in records),
+        "logprob_diff": mean("logprob_diff"),
+        "logprob_diff_max": max((r["logprob_diff_max"] for r in records), default=None),
+        "ratio": mean("ratio"),
     }

@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode
+from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode, span_of
 from nanochat_lib.kv_cache import put_row, steps_back, take_row
 from nanochat_lib.sampling import candidate_count, row_keys
 
@@ -24,7 +24,7 @@ LEAST_REUSE = 16  # tokens in common below which a row that differs later is not
 
 @partial(jax.jit, static_argnames=("setup", "fresh"), donate_argnames=("cache",))
 def compiled_fill(params, cache, row, idx, length, previous, *, setup, fresh):
-    """Runs `length` tokens idx (T,) into row `row` behind what it holds (`fresh`: nothing); previous: the token before."""
+    """Runs `length` of the tokens idx (T,) into a row, behind what it holds (`fresh`: nothing) and token `previous`."""
     COMPILES["fill"] += 1
     one, idx, lengths = take_row(cache, row), idx[None], length[None]
     if fresh:
@@ -97,7 +97,7 @@ class Rows:
         return best, shared[best]
 
     def reusable(self, index: int, prompt: Sequence[int]) -> int:
-        """How many of the prompt's tokens row `index` holds and can be continued from. Its last one is never counted."""
+        """How many of the prompt's tokens the row holds and can go on from; the prompt's last one is never counted."""
         row, most = self.rows[index], len(prompt) - 1
         same = 0
         if row.stale:
@@ -139,6 +139,7 @@ class Rows:
         wanted = [candidate_count(draw.temperature, draw.top_k, self.setup.vocab) for draw in draws.values()]
         candidates = 0 if 0 in wanted else max(wanted)
         candidates = next((c for c in CANDIDATES[:-1] if candidates and candidates <= c < self.setup.vocab), 0)
+        longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
         cache, self.cache = self._placed(), None
         tokens, _, _, self.cache = compiled_decode(
             params,
@@ -153,6 +154,7 @@ class Rows:
             (column("temperature", np.float32), column("top_k", np.int32), column("top_p", np.float32)),
             setup=self.setup,
             candidates=candidates,
+            span=span_of(longest, self.length),
         )
         tokens = np.asarray(tokens)
         new = {}

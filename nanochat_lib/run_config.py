@@ -17,6 +17,10 @@ REMAT = ("auto", "none", "blocks")
 SCHEDULES = ("nanochat", "trapezoid", "cosine")
 ON_STALL = ("report", "stop")
 ON_FINISH = ("stay", "shutdown")
+MIXTURES = ("primer", "nanochat", "nanochat-historic", "nanochat-after-mid")  # chat_data.py says what they hold
+MID_MIXTURES = ("none", "primer", "nanochat", "nanochat-historic")
+RL_TASKS = ("primer-word-sums", "primer-sums", "primer-spelling", "gsm8k")
+RUN_CODE = ("no", "limits", "namespaces", "bubblewrap")  # then sandbox.LEVELS, weakest first
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,24 @@ class PretrainConfig:
 
 @dataclass(frozen=True)
 class SFTConfig:
-    mixture: str = "primer"
+    """Training on conversations: the section `sft`, and `mid`, an optional stage of the same kind before it."""
+
+    mixture: str = "primer"  # one of MIXTURES; of `mid` one of MID_MIXTURES, "none" leaves that stage out
     conversations: int = -1  # primer: training conversations that are generated; -1: what the tasks hold
+    mmlu_copies: int = 3  # nanochat's mixtures: how often MMLU's training questions occur
+    gsm8k_copies: int = 4
+    identity_copies: int = 2  # of the mixtures that have identity conversations
+    identity: str = ""  # their file; "": where `nanochat data identity` or `nanochat data get identity` puts it
+    words: str = ""  # file of words to spell, one a line; "": words of Python's own documentation
+    all_tokens: bool = False  # train questions and tool results too, as in pretraining
+    warm_start: bool = True  # go on with the optimiser's state of the stage before
+    embedding_lr: float = -1.0  # -1: pretraining's; these three before any transfer to the batch
+    unembedding_lr: float = -1.0
+    matrix_lr: float = -1.0
     steps: int = -1  # -1: one pass over the mixture
     batch_tokens: int = -1  # -1: as in pretraining
     device_rows: int = -1  # -1: as in pretraining
-    lr_frac: float = 0.8  # of pretraining's rates
+    lr_frac: float = 0.8  # of the rates
     warmup_ratio: float = 0.0
     warmdown_ratio: float = 0.5
     final_lr_frac: float = 0.0
@@ -123,12 +139,22 @@ class SFTConfig:
     log_every: int = 10
 
 
+# nanochat's midtraining of 2025: every token trained, rates of its own that fall over the last fifth.
+MID = SFTConfig(
+    mixture="none", mmlu_copies=1, gsm8k_copies=1, all_tokens=True, warm_start=False, embedding_lr=0.2,
+    unembedding_lr=0.004, matrix_lr=0.02, batch_tokens=524288, lr_frac=1.0, warmdown_ratio=0.2, eval_every=150,
+    eval_tokens=20 * 524288,
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RLConfig:
-    task: str = "primer-word-sums"
+    task: str = "primer-word-sums"  # one of RL_TASKS
+    reward: str = "exact"  # what is maximised: exact, format, module:function, file.py:function, or a sum of them
     steps: int = -1  # -1: one pass over the task's training questions
     questions_per_step: int = 16
     samples: int = 16  # answers sampled per question
+    rollout_rows: int = 128  # answers that a device writes at a time, which bounds the memory of their cache
     max_new_tokens: int = 256
     temperature: float = 1.0
     top_k: int = 50
@@ -153,6 +179,7 @@ class EvalConfig:
     chat_max_per_task: int = -1
     chat_max_new_tokens: int = 512
     batch_rows: int = 32
+    run_code: str = "no"  # HumanEval runs what the model wrote: the weakest isolation that is accepted, one of RUN_CODE
     bigram: bool = True  # also measure the byte-bigram model, the yardstick of the CPU presets
 
 
@@ -186,6 +213,7 @@ class RunConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    mid: SFTConfig = MID
     sft: SFTConfig = field(default_factory=SFTConfig)
     rl: RLConfig = field(default_factory=RLConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
@@ -216,6 +244,11 @@ class RunConfig:
             window_pattern=model.window_pattern,
             recipe=model.recipe,
         )
+
+    @property
+    def has_mid(self) -> bool:
+        """Whether there is a stage between pretraining and SFT."""
+        return self.mid.mixture != "none"
 
     def horizon(self, vocab_size: int | None = None) -> Horizon:
         """Steps, batch and transferred hyper-parameters of pretraining."""

@@ -9,7 +9,19 @@ from dataclasses import replace
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import DTYPES
-from nanochat_lib.run_config import ATTENTION, MASTERS, ON_FINISH, ON_STALL, REMAT, SCHEDULES, RunConfig
+from nanochat_lib.run_config import (
+    ATTENTION,
+    MASTERS,
+    MID_MIXTURES,
+    MIXTURES,
+    ON_FINISH,
+    ON_STALL,
+    REMAT,
+    RL_TASKS,
+    RUN_CODE,
+    SCHEDULES,
+    RunConfig,
+)
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -80,12 +92,14 @@ POSITIVE = {
     "depth", "aspect_ratio", "head_dim", "kv_groups", "sequence_len", "max_chars", "doc_cap", "epochs", "buffer_docs",
     "world_chars", "passage_chars", "ratio", "eval_tokens", "keep", "log_every", "questions_per_step", "samples",
     "max_new_tokens", "eval_questions", "eval_samples", "chat_max_new_tokens", "batch_rows", "stall_factor",
-    "stall_seconds", "grace_seconds",
+    "stall_seconds", "grace_seconds", "rollout_rows",
 }  # fmt: skip
 OPEN_OR_POSITIVE = {
     "steps", "batch_tokens", "device_rows", "n_embd", "conversations", "vocab_size", "loss_chunks", "keep_every",
 }  # fmt: skip
-OPEN = {"usd_per_hour"}  # fractions that may be left open
+RATES = ("embedding_lr", "unembedding_lr", "matrix_lr")
+OPEN = {"ops.usd_per_hour", *(f"{stage}.{rate}" for stage in ("mid", "sft") for rate in RATES)}  # fractions, may be -1
+COUNTS = {"mmlu_copies", "gsm8k_copies", "identity_copies"}  # at least 0, never left open
 SHARES = {"warmup_ratio", "warmdown_ratio", "final_lr_frac"}  # at most 1
 CHOICES = {
     "compute.dtype": DTYPES,
@@ -93,6 +107,10 @@ CHOICES = {
     "compute.masters": MASTERS,
     "compute.remat": REMAT,
     "pretrain.optim.schedule": SCHEDULES,
+    "mid.mixture": MID_MIXTURES,
+    "sft.mixture": MIXTURES,
+    "rl.task": RL_TASKS,
+    "evaluation.run_code": RUN_CODE,
     "ops.on_stall": ON_STALL,
     "ops.on_finish": ON_FINISH,
 }
@@ -117,13 +135,18 @@ def check_ranges(config: RunConfig) -> None:
                 raise UserError(f"{name} is {value}, must be above 0")
         elif value == 0 and last in OPEN_OR_POSITIVE:
             raise UserError(f"{name} is 0, must be above 0, or -1 (left open)")
-        elif value < 0 and not (value == -1 and (isinstance(value, int) or last in OPEN)):
-            open_too = " or -1 (left open)" if isinstance(value, int) or last in OPEN else ""
+        elif value < 0 and not (value == -1 and may_be_open(name, value)):
+            open_too = " or -1 (left open)" if may_be_open(name, value) else ""
             raise UserError(f"{name} is {value}, must be at least 0{open_too}")
     if not 0 <= config.seed < 2**31:
         raise UserError(f"seed is {config.seed}, must be from 0 to {2**31 - 1}")
     if config.model.depth > MAX_DEPTH:
         raise UserError(f"model.depth is {config.model.depth}, must be at most {MAX_DEPTH}")
+
+
+def may_be_open(name: str, value: float) -> bool:
+    """Whether -1 stands for "left open" in this setting."""
+    return name in OPEN or (isinstance(value, int) and name.rsplit(".", 1)[-1] not in COUNTS)
 
 
 def listed(values: tuple | list) -> str:
@@ -166,9 +189,11 @@ def validate(config: RunConfig) -> None:
     gpt, devices = config.gpt_config(), config.target.devices
     batch = config.horizon().batch_tokens
     check_batch("pretrain", batch, config.pretrain.device_rows, gpt.sequence_len, devices)
-    sft_rows = config.sft.device_rows if config.sft.device_rows > 0 else config.pretrain.device_rows
-    sft_batch = config.sft.batch_tokens if config.sft.batch_tokens > 0 else batch
-    check_batch("sft", sft_batch, sft_rows, gpt.sequence_len, devices)
+    for name, stage in {"mid": config.mid, "sft": config.sft}.items():
+        if stage.mixture != "none":
+            rows = stage.device_rows if stage.device_rows > 0 else config.pretrain.device_rows
+            tokens = stage.batch_tokens if stage.batch_tokens > 0 else batch
+            check_batch(name, tokens, rows, gpt.sequence_len, devices)
     if config.tokenizer.doc_cap > MAX_DOC_CAP:
         raise UserError(f"tokenizer.doc_cap is {config.tokenizer.doc_cap:,}, must be at most {MAX_DOC_CAP:,}")
     if config.rl.top_k < 0:

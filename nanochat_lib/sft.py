@@ -1,8 +1,13 @@
-"""Supervised fine-tuning: the base model learns the form of a conversation, and to answer in it."""
+"""Supervised fine-tuning: the base model learns the form of a conversation, and to answer in it.
+
+Midtraining, nanochat's stage between pretraining and SFT in 2025, is the same with other settings (the section `mid`):
+every token is trained, the mixture is large, the rates are its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,13 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from nanochat_lib import checkpoint, distributed, guards, loader, optim, schedules
-from nanochat_lib.evaluate.bpb import mean_loss
+from nanochat_lib.evaluate.bpb import loss_and_bits
 from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
-from nanochat_lib.presets import RunConfig
+from nanochat_lib.presets import OptimConfig, RunConfig, SFTConfig
 from nanochat_lib.price import price_here
+from nanochat_lib.progress import Progress
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows
+from nanochat_lib.storage import atomic_write_json, read_json
 from nanochat_lib.tasks.common import TaskMixture
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import TrainState, init_train_state, make_eval_step, make_train_step
@@ -45,23 +52,66 @@ def chat_batches(
         stream.close()
 
 
+REPORT_AT_MOST = 50_000  # conversations that are rendered once more for the report
+
+
+def stage_rates(stage: SFTConfig, base: OptimConfig) -> OptimConfig:
+    """The optimiser's rates: pretraining's as they are given, not those scaled to its batch, or the stage's own."""
+    own = {name: getattr(stage, name) for name in ("embedding_lr", "unembedding_lr", "matrix_lr")}
+    return replace(base, **{name: rate for name, rate in own.items() if rate >= 0})
+
+
+def one_pass_plan(
+    path: Path, mixture: TaskMixture, tokenizer: Tokenizer, rows: int, length: int, parts: int, name: str
+) -> dict:
+    """{"steps", "dropped", "truncated"} of one pass over the mixture, found by rendering and packing all of it.
+
+    Of a large mixture that takes minutes, so it is kept in `path` and taken from there by a restart.
+    """
+    few = [mixture[i] for i in range(0, len(mixture), -(-len(mixture) // 16))]
+    settings = [tokenizer.fingerprint, len(mixture), rows, length, parts, distributed.count()]
+    key = distributed.text_hash(settings + few)
+    kept = distributed.from_first(lambda: read_json(path) if path.exists() else {})
+    if kept.get("key") == key:
+        return kept
+    share = {"rank": distributed.index(), "world": distributed.count()}
+    total = len(range(share["rank"], len(mixture), share["world"]))
+    with Progress(total, f"{name}, counting", unit="conversation") if distributed.first() else nullcontext() as bar:
+        told = bar.update if bar else lambda count: None
+        report = loader.chat_report(
+            mixture, tokenizer, length, buffer=loader.BUFFER_CONVERSATIONS, told=told, **share
+        )  # fmt: skip
+    steps = loader.chat_steps(report, rows, parts)
+    every = distributed.gather(np.array([[steps, report.dropped, report.truncated]], np.int32))
+    found = {
+        "key": key,
+        "steps": int(every[:, 0].max()),
+        "dropped": int(every[:, 1].sum()),
+        "truncated": int(every[:, 2].sum()),
+    }
+    if distributed.first():
+        atomic_write_json(path, found)
+    return found
+
+
 def sft(
     config: RunConfig,
     tokenizer: Tokenizer,
     mixture: TaskMixture,
     held_out: TaskMixture,
-    base_folder: Path,
+    source: Path,
     folder: Path,
     metrics: MetricsLog,
+    name: str = "sft",
 ) -> dict:
-    """Fine-tunes the newest base model on `mixture`, checkpoints in `folder`; returns the stage's figures.
+    """Trains the newest model in `source` on `mixture`, checkpoints in `folder`; returns the stage's figures.
 
-    `held_out` is measured as mean loss over the assistant's tokens. The optimiser starts from the base model's own
-    state, its rates from `sft.lr_frac` of pretraining's.
+    `name` is the stage and its section of the settings, "sft" or "mid". `held_out` is measured over the same kind of
+    tokens as are trained. The optimiser starts from the source's own state (`warm_start`) or afresh.
     """
-    stage = config.sft
+    stage: SFTConfig = getattr(config, name)
     mesh = open_mesh(config, tokenizer)
-    model, params, base_step = checkpoint.load_model(base_folder, tokenizer)
+    model, params, source_step = checkpoint.load_model(source, tokenizer)
     check_parameters(mesh, param_shapes(model))
     devices = mesh.size if mesh else 1
     device_rows = stage.device_rows if stage.device_rows > 0 else config.pretrain.device_rows
@@ -70,32 +120,36 @@ def sft(
     compute = compute_here(config.compute, model, mesh, device_rows)
     dtype = compute.dtype
     batch_tokens = stage.batch_tokens if stage.batch_tokens > 0 else config.horizon(model.vocab_size).batch_tokens
-    parts = micro_batches(batch_tokens, device_rows, length, devices, "sft")
+    parts = micro_batches(batch_tokens, device_rows, length, devices, name)
     share = {"rank": distributed.index(), "world": distributed.count()}
 
-    one_pass = stage.steps <= 0
-    steps = stage.steps
+    one_pass, steps = stage.steps <= 0, stage.steps
+    counts = None
     if one_pass:
-        own_steps = loader.count_chat_steps(mixture, tokenizer, len(mine), length, parts, **share)
-        steps = int(distributed.gather(np.array([own_steps], np.int32)).max())
-    optimizer = optim.make_optimizer(model, config.pretrain.optim, dtype, mesh=mesh)  # rates as given, not batch-scaled
+        path = folder.parent / "stages" / f"{name}-plan.json"
+        counts = one_pass_plan(path, mixture, tokenizer, len(mine), length, parts, name)
+        steps = counts["steps"]
+    optimizer = optim.make_optimizer(model, stage_rates(stage, config.pretrain.optim), dtype, mesh=mesh)
     state = init_train_state(model, optimizer, params, mesh=mesh, masters=config.compute.masters)
-    warm, _ = checkpoint.load(base_folder, base_step, state, verify=False)
-    state = TrainState(state.params, warm.opt_state, state.step)
+    if stage.warm_start:
+        warm, _ = checkpoint.load(source, source_step, state, verify=False)
+        state = TrainState(state.params, warm.opt_state, state.step)
 
     token_bytes = tokenizer.token_bytes()
     eval_step = make_eval_step(model, dtype=dtype)
-    with loader.ChatLoader(held_out, tokenizer, rows, length, one_pass=True, prefetch=0) as chats:
+    kind = {"all_tokens": stage.all_tokens}
+    with loader.ChatLoader(held_out, tokenizer, rows, length, one_pass=True, prefetch=0, **kind) as chats:
         count = max(stage.eval_tokens // (rows * length), 1)
         fixed = [(batch.inputs[mine].copy(), batch.targets[mine].copy()) for batch in islice(chats, count)]
     probed = guards.probe_rows(fixed[0], mine, device_rows)
     probe = guards.probe(eval_step, next(on_devices(mesh, [probed])), token_bytes)
 
     def evaluate(_step: int, state: TrainState) -> dict:
-        return {"val_loss": mean_loss(eval_step, state.params, on_devices(mesh, fixed), token_bytes)}
+        loss, bits = loss_and_bits(eval_step, state.params, on_devices(mesh, fixed), token_bytes)
+        return {"val_loss": loss, "val_bpb_chat": bits}
 
     def batches(loader_state: dict | None, _state: Callable[[], TrainState]) -> Iterator[StepBatch]:
-        options = share | {"one_pass": one_pass, "state": loader_state}
+        options = share | kind | {"one_pass": one_pass, "state": loader_state}
         stream = loader.ChatLoader(mixture, tokenizer, len(mine), length, **options)
         return chat_batches(stream, parts, (len(mine), length), loader_state)
 
@@ -106,8 +160,8 @@ def sft(
 
     train(
         Stage.of(
-            stage, model, tokenizer, {"base_step": base_step},
-            name="sft", folder=folder, durable=config.ops.durable,
+            stage, model, tokenizer, {"base_step": source_step},
+            name=name, folder=folder, durable=config.ops.durable,
             steps=steps, metrics=metrics, mesh=mesh, rows=rows, batches=batches,
             step_fn=make_train_step(model, optimizer, compute=compute, mesh=mesh), evaluate=evaluate, hyper=hyper,
             usd_hour=price_here(config.ops), guard_steps=config.ops.guard_steps, low_share=guards.LOW_SHARE,
@@ -115,10 +169,13 @@ def sft(
         ),
         state,
     )  # fmt: skip
-    report = loader.chat_report(mixture, tokenizer, length)
-    return first_and_last(metrics, "sft", ["val_loss"]) | {
+    if counts is None and len(mixture) <= REPORT_AT_MOST:
+        report = loader.chat_report(mixture, tokenizer, length)
+        counts = {"dropped": report.dropped, "truncated": report.truncated}
+    return first_and_last(metrics, name, ["val_loss", "val_bpb_chat"]) | {
+        "mixture": stage.mixture,
         "steps": steps,
         "conversations": len(mixture),
-        "dropped": report.dropped,
-        "truncated": report.truncated,
+        "dropped": counts and counts["dropped"],
+        "truncated": counts and counts["truncated"],
     }

@@ -189,11 +189,12 @@ class DocumentRows(Rows):
 
 
 class ConversationRows(Rows):
-    """Chat rows: whole conversations, the rest padding; only what the assistant says is trained."""
+    """Chat rows: whole conversations, the rest padding; only what the assistant says is trained, or (`all_tokens`) all
+    that is not padding."""
 
-    def __init__(self, mixture: Sequence[dict], tokenizer: Tokenizer, **rows: object) -> None:
+    def __init__(self, mixture: Sequence[dict], tokenizer: Tokenizer, all_tokens: bool, **rows: object) -> None:
         super().__init__(**rows)
-        self.mixture, self.tokenizer = mixture, tokenizer
+        self.mixture, self.tokenizer, self.all_tokens = mixture, tokenizer, all_tokens
         self.barren = 0
 
     def refill(self) -> bool:
@@ -204,7 +205,7 @@ class ConversationRows(Rows):
             self.counts["truncated"] += rendered.truncated
             if rendered.supervised:
                 self.barren = 0
-                self.packer.add(rendered.ids, rendered.mask)
+                self.packer.add(rendered.ids, [1] * len(rendered.ids) if self.all_tokens else rendered.mask)
                 return True
             self.counts["dropped"] += 1
             self.barren += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -171,16 +172,59 @@ class ChatReport:
     dropped: int  # without a supervised token in what fits a row
     tokens: int  # of the conversations kept
     supervised: int  # of these, trained
+    rows: int = 0  # they fill, when they are packed
 
 
-def chat_report(mixture: Sequence[dict], tokenizer: Tokenizer, sequence_len: int) -> ChatReport:
-    """Renders the whole mixture for rows of `sequence_len` + 1 tokens and counts."""
-    every = [render_conversation(tokenizer, mixture[i], max_tokens=sequence_len + 1) for i in range(len(mixture))]
-    kept = [rendered for rendered in every if rendered.supervised]
-    return ChatReport(
-        conversations=len(every),
-        truncated=sum(bool(rendered.truncated) for rendered in every),
-        dropped=len(every) - len(kept),
-        tokens=sum(len(rendered.ids) for rendered in kept),
-        supervised=sum(rendered.supervised for rendered in kept),
-    )
+def chat_report(
+    mixture: Sequence[dict],
+    tokenizer: Tokenizer,
+    sequence_len: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    buffer: int = 0,
+    told: Callable[[int], None] = lambda count: None,
+) -> ChatReport:
+    """Renders process `rank`'s share of the mixture for rows of `sequence_len` + 1 tokens; keeps nothing but lengths.
+
+    With `buffer`, the number of conversations that the packer chooses from, it also says how many rows they fill.
+    `told(n)` is called when n more have been rendered.
+    """
+    counts: Counter[str] = Counter()
+    lengths = array("i")
+    for place in range(rank, len(mixture), world):
+        rendered = render_conversation(tokenizer, mixture[place], max_tokens=sequence_len + 1)
+        told(1)
+        counts["all"] += 1
+        counts["truncated"] += rendered.truncated
+        counts["supervised"] += rendered.supervised
+        if rendered.supervised:
+            lengths.append(len(rendered.ids))
+    rows = padded_rows(iter(lengths), sequence_len + 1, buffer) if buffer else 0
+    dropped = counts["all"] - len(lengths)
+    return ChatReport(counts["all"], counts["truncated"], dropped, sum(lengths), counts["supervised"], rows)
+
+
+def padded_rows(lengths: Iterator[int], capacity: int, buffer: int) -> int:
+    """How many rows `BestFitPacker` fills with documents of these lengths, none cut: packing without the tokens."""
+    waiting: Counter[int] = Counter()
+    order: list[int] = []  # the lengths that occur
+    count, rows, room = 0, 0, 0
+    while True:
+        while count < buffer and (length := next(lengths, 0)):
+            waiting[length] += 1
+            count += 1
+            if waiting[length] == 1:
+                insort(order, length)
+        at = best_fit(order, room, crop=False)
+        if at is None:
+            if not count:
+                return rows
+            rows, room = rows + 1, capacity
+            continue
+        length = order[at]
+        waiting[length] -= 1
+        count -= 1
+        if not waiting[length]:
+            del order[at]
+        room -= length

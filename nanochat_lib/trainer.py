@@ -44,7 +44,8 @@ class StepBatch:
     epoch: int = 1
     loader_state: Callable[[], dict] = dict  # where the stream stands after this batch; asked for when it is saved
     progress: float = 0.0  # share of the data consumed, for schedules that follow it
-    log: dict = field(default_factory=dict)  # extra figures for the metrics line
+    log: dict = field(default_factory=dict)  # extra figures for the metrics line and the progress line
+    quiet: dict = field(default_factory=dict)  # those for the metrics line alone
 
 
 def to_step(group: list[loader.Batch]) -> StepBatch:
@@ -231,7 +232,7 @@ def _train(stage: Stage, state: TrainState, around: contextlib.ExitStack) -> Tra
                     "weight_decay": hyper.weight_decay,
                     "tokens": tokens, "tokens_per_s": rate, "mfu": used,
                     "grad_norm": out["grad_norm"], "epoch": batch.epoch, "seconds": seconds,
-                    "time": round(time.time(), 1), **batch.log,
+                    "time": round(time.time(), 1), **batch.log, **batch.quiet,
                 }  # fmt: skip
                 if stage.usd_hour:
                     record["cost_usd"] = stage.usd_hour * (before + time.monotonic() - entered) / 3600

@@ -196,9 +196,8 @@ tables.core_table(base_stage.figures["core_tasks"])
 
 # %% id="sft-mask"
 from nanochat_lib.conversation import render_conversation
-from nanochat_lib.tasks.primer import sample_questions, sft_mixture
 
-questions = sample_questions(run.world)
+questions = run.chats.sample_questions()
 for conversation in questions[:: max(len(questions) // 3, 1)][:4]:
     rendered = render_conversation(tokenizer, conversation, context)
     show(strips.mask_strip([tokenizer.decode([i]) for i in rendered.ids], rendered.mask))
@@ -209,7 +208,7 @@ for conversation in questions[:: max(len(questions) // 3, 1)][:4]:
 # %% id="sft-batch"
 from nanochat_lib.loader import ChatLoader
 
-with ChatLoader(sft_mixture(run.world, config.sft.conversations), tokenizer, 8, context, prefetch=0) as loader:
+with ChatLoader(run.chats.mixture(), tokenizer, 8, context, prefetch=0) as loader:
     batch = next(islice(loader, 20, None))
 show(strips.batch_grid(batch.inputs, tokenizer.bos_id, batch.targets, "A batch of conversations"))
 
@@ -259,9 +258,8 @@ tables.Table(("question", "base", "after SFT"), list(before_after), wide=("base"
 
 # %% id="rl-advantages"
 from nanochat_lib.rl import question_order, rollout
-from nanochat_lib.tasks.primer import rl_task
 
-train_questions = rl_task(config.rl.task, run.world, "train")
+train_questions = run.chats.rl_task("train")
 first = question_order(len(train_questions), config.seed, 0, config.rl.questions_per_step)
 _, _, rewards = rollout(
     engine("sft"), tokenizer, train_questions, first, config.rl.samples, config.rl, seed=config.seed

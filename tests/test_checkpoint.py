@@ -403,7 +403,8 @@ checkpoint.save(sys.argv[2], 6, {"w": state["w"] * 2, "step": state["step"] + 1}
 def test_one_device_and_eight_read_each_other(tmp_path):
     state = {"w": jnp.arange(48.0).reshape(16, 3), "step": jnp.int32(5)}
     checkpoint.save(tmp_path / "one", 5, state, {"a": 1})
-    done = child(MESH, tmp_path / "one", tmp_path / "eight", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    done = child(MESH, tmp_path / "one", tmp_path / "eight", XLA_FLAGS=flags)
     assert done.returncode == 0, done.stderr
     back, meta = checkpoint.load(tmp_path / "eight", like=state)
     assert_same(back, {"w": state["w"] * 2, "step": jnp.int32(6)})

@@ -80,8 +80,8 @@ def test_help_lists_every_command(capsys) -> None:
     for name, (_, _, about, _) in COMMANDS.items():
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
-        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "sft", "rl", "eval", "chat", "report", "preflight",
-        "convert", "course", "grade",
+        "run", "presets", "doctor", "data", "tokenizer", "pretrain", "mid", "sft", "rl", "eval", "chat", "serve",
+        "report", "preflight", "convert", "course", "grade",
     ]  # fmt: skip
 
 
@@ -204,10 +204,10 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, pipeline) -> None:
 def test_run_takes_everything_from_its_options(capsys, pipeline) -> None:
     argv = (
         "run --preset cpu-smoke --run-dir 'my runs/x' --seed 4 --corpus 'a texts' "
-        "-s pretrain.steps=7 --set rl.top_k=5 -s sft.mixture=a=b"
+        "-s pretrain.steps=7 --set rl.top_k=5 -s sft.words=a=b"
     )
     code, *_ = call(capsys, *shlex.split(argv))
-    changes = {"seed": 4, "data.corpus": "a texts", "pretrain.steps": 7, "rl.top_k": 5, "sft.mixture": "a=b"}
+    changes = {"seed": 4, "data.corpus": "a texts", "pretrain.steps": 7, "rl.top_k": 5, "sft.words": "a=b"}
     assert code == 0
     assert pipeline == [("run_capstone", "my runs/x", override(preset("cpu-smoke"), changes))]
 
@@ -268,10 +268,18 @@ def test_report_never_makes_a_run(tmp_path, capsys, pipeline) -> None:
 
 def test_chat(capsys, pipeline) -> None:
     assert call(capsys, "chat")[0] == 0
-    argv = shlex.split("chat --run-dir 'a b' --stage sft -p 'Hi there' --temperature 0 --top-k 5")
+    argv = shlex.split("chat --run-dir 'a b' --stage sft -p 'Hi there' --temperature 0 --top-k 5 --top-p 0.5")
     assert call(capsys, *argv)[0] == 0
-    options = {"stage": None, "prompt": None, "temperature": 0.6, "top_k": 50, "max_tokens": 256, "seed": 0}
-    given = options | {"stage": "sft", "prompt": "Hi there", "temperature": 0.0, "top_k": 5}
+    options = {
+        "stage": None,
+        "prompt": None,
+        "temperature": 0.6,
+        "top_k": 50,
+        "top_p": None,
+        "max_tokens": 256,
+        "seed": 0,
+    }
+    given = options | {"stage": "sft", "prompt": "Hi there", "temperature": 0.0, "top_k": 5, "top_p": 0.5}
     assert pipeline == [("open_chat", ("runs/cpu",), options), ("open_chat", ("a b",), given)]
 
 

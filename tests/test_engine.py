@@ -45,8 +45,8 @@ class Scripted:
         return Scripted.logits(config, params, cache), cache
 
     @staticmethod
-    def decode(config, params, _token, cache, dtype, alive):
-        del dtype
+    def decode(config, params, _token, cache, dtype, alive, span):
+        del dtype, span
         cache = cache | {"at": cache["at"] + alive}
         return Scripted.logits(config, params, cache), cache
 
@@ -491,8 +491,8 @@ def test_a_turn_starts_with_a_clean_state() -> None:
 def test_inserted_tokens_are_what_the_model_reads_next() -> None:
     class Chain(Scripted):  # the token before decides, not the position
         @staticmethod
-        def decode(config, params, token, cache, dtype, alive):
-            del dtype, alive
+        def decode(config, params, token, cache, dtype, alive, span):
+            del dtype, alive, span
             wanted = params["script"][0][token][:, None]
             return jnp.where(jnp.arange(config.vocab_size) == wanted, 50.0, 0.0), cache
 

@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
     errors home progress compile_cache beside preempted stopping launch allocator rendezvous runtime distributed
-    hardware sizing run_config settings presets price schedules doctor storage status stall finish supervise hub
+    hardware sizing run_config settings presets price schedules sandbox doctor storage status stall finish supervise
+    identity hub
     tokenizer_input bpe tokenizer compression conversation
     prefetch parquet corpus_base primer corpus_files shards corpus
     packing streams shares supply loader
@@ -20,9 +21,9 @@ ORDER = """
     sharding collectives muon optim train_step plan
     objects step_folders arrays durable run_folder saver checkpoint metrics guards trainer
     twin twin_optim upstream
-    calculator sandbox sampling decoding engine answer_text rows batching
-    tasks evaluate pretrain sft rl compiled preflight serve
-    report course pipeline convert capstone cli __main__
+    calculator sampling decoding engine answer_text rows batching
+    tasks rewards chat_data evaluate pretrain sft rollouts rl compiled preflight serve
+    report course evaluations pipeline convert capstone eval_commands cli __main__
 """.split()
 
 HEAVY = {

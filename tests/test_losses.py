@@ -243,7 +243,7 @@ def test_head_scale_and_outer_factors():
     given = x, head, weights, np.float32(-0.37)
     a, b = (jax.jit(jax.value_and_grad(f, (0, 1, 2, 3)))(*given) for f in (inside, outside))
     for first, second in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert off(first, np.asarray(second, np.float64)) <= 1e-6 and np.any(first)
+        assert off(first, np.asarray(second, np.float64)) <= 3e-6 and np.any(first)
 
 
 @pytest.mark.parametrize("target", [7, 9])

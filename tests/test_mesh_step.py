@@ -16,7 +16,7 @@ WHOLE = 1024  # parameters with fewer numbers are not cut
 
 @pytest.fixture(scope="module")
 def seen() -> dict:
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     script = Path(__file__).with_name("mesh_step.py")
     env["PYTHONPATH"] = str(script.parents[1])

@@ -578,7 +578,7 @@ assert worst < 1e-6, worst
 
 def test_sharded_matrices_give_the_same_update():
     """Rows or columns spread over eight devices: Muon still sees whole matrices."""
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run([sys.executable, "-c", SHARDED], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

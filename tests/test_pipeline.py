@@ -97,13 +97,16 @@ def test_what_cannot_run_here_is_said_at_once(tmp_path, preset, changes, words):
 @pytest.mark.parametrize(
     ("stage", "changes", "words"),
     [
-        ("rl", {"rl.task": "gsm8k"}, ("rl.task 'gsm8k'", "primer-word-sums")),
-        ("sft", {"sft.mixture": "nanochat"}, ("sft.mixture", "primer")),
+        ("rl", {"rl.task": "gsm8k"}, ("rl.task gsm8k needs", "run `nanochat data get gsm8k`")),
+        ("sft", {"sft.mixture": "nanochat"}, ("sft.mixture nanochat", "run `nanochat data get smoltalk mmlu gsm8k`")),
+        ("sft", {"mid.mixture": "nanochat"}, ("mid.mixture nanochat", "run `nanochat data get smoltalk mmlu gsm8k`")),
+        ("rl", {"rl.reward": "short"}, ("rl.reward: unknown function 'short'", "did you mean format?")),
     ],
 )
-def test_a_chat_stage_without_data_is_refused_before_anything_is_spent(tmp_path, stage, changes, words):
+def test_a_chat_stage_without_data_is_refused_before_anything_is_spent(tmp_path, monkeypatch, stage, changes, words):
     from nanochat_lib.capstone import run_capstone
 
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "data"))
     config = presets.override(SMOKE, changes)
     with pytest.raises(UserError) as e:
         run_capstone(config, tmp_path / "whole")

@@ -23,8 +23,8 @@ def refused(config, changes: dict) -> str:
 
 def test_the_documented_presets_are_there() -> None:
     assert list(PRESETS) == [
-        "cpu-smoke", "cpu", "gpu-1-d12", "gpu-8-d24", "tpu-v6e-8-d24", "tpu-v6e-8-d24-h128", "tpu-v5e-8-d20",
-        "tpu-v5p-8-d24", "tpu-v6e-64-d32", "gpu-8-little-lm",
+        "cpu-smoke", "cpu", "gpu-1-d12", "gpu-8-d24", "gpu-8-d24-midtrain", "tpu-v6e-8-d24", "tpu-v6e-8-d24-h128",
+        "tpu-v5e-8-d20", "tpu-v5p-8-d24", "tpu-v6e-64-d32", "gpu-8-little-lm",
     ]  # fmt: skip
     for name, config in PRESETS.items():
         assert config.preset == name and config.about
@@ -86,8 +86,8 @@ def test_a_wrong_type_names_setting_type_and_value(name: str, value: object) -> 
     [
         ("pretrain.step", "did you mean pretrain.steps?"),
         ("Pretrain.Steps", "did you mean pretrain.steps?"),
-        ("steps", "did you mean pretrain.steps or sft.steps or rl.steps?"),
-        ("matrix_lr", "did you mean pretrain.optim.matrix_lr or rl.matrix_lr?"),
+        ("steps", "did you mean pretrain.steps or mid.steps or sft.steps or rl.steps?"),
+        ("matrix_lr", "did you mean pretrain.optim.matrix_lr or mid.matrix_lr or sft.matrix_lr or rl.matrix_lr?"),
         ("depth", "did you mean model.depth?"),
         ("pretrain", "did you mean"),
         ("preset", ""),
@@ -136,6 +136,15 @@ def test_nearest_prefers_the_same_last_part() -> None:
         ({"compute.fsdp": 0}, "compute.fsdp 0 does not divide"),
         ({"pretrain.optim.schedule": "linear"}, "use nanochat, trapezoid or cosine"),
         ({"pretrain.optim.warmdown_ratio": 1.5}, "pretrain.optim.warmdown_ratio is 1.5, must be at most 1"),
+        ({"mid.mixture": "primer", "mid.batch_tokens": 2049}, "mid.batch_tokens 2,049 is not a multiple"),
+        ({"sft.mixture": "nano"}, "use primer, nanochat, nanochat-historic or nanochat-after-mid"),
+        ({"mid.mixture": "nanochat-after-mid"}, "use none, primer, nanochat or nanochat-historic"),
+        ({"rl.task": "gsm"}, "rl.task 'gsm' is unknown, use primer-word-sums, primer-sums, primer-spelling or gsm8k"),
+        ({"evaluation.run_code": "yes"}, "use no, limits, namespaces or bubblewrap"),
+        ({"sft.gsm8k_copies": -1}, "sft.gsm8k_copies is -1, must be at least 0"),
+        ({"rl.rollout_rows": 0}, "rl.rollout_rows is 0, must be above 0"),
+        ({"rl.embedding_lr": -1}, "rl.embedding_lr is -1.0, must be at least 0"),
+        ({"sft.embedding_lr": -0.5}, "sft.embedding_lr is -0.5, must be at least 0 or -1 (left open)"),
         ({"sft.final_lr_frac": 2}, "sft.final_lr_frac is 2.0, must be at most 1"),
     ],
 )

@@ -91,6 +91,7 @@ FACTS = {
     "cpu": Facts(4, 128, 64, 2, 1024, 128, "L", 12, 1500, 2048, reference_width=384),
     "gpu-1-d12": Facts(12, 768, 128, 6, 32768, 2048, "SSSL", 12),
     "gpu-8-d24": Facts(24, 1536, 128, 12, 32768, 2048, "SSSL"),
+    "gpu-8-d24-midtrain": Facts(24, 1536, 128, 12, 32768, 2048, "SSSL"),
     "tpu-v6e-8-d24": Facts(24, 1536, 256, 6, 32768, 2048, "SSSL", 9.5, old=True),
     "tpu-v6e-8-d24-h128": Facts(24, 1536, 128, 12, 32768, 2048, "SSSL", 9.5, old=True),
     "tpu-v5e-8-d20": Facts(20, 1280, 128, 10, 32768, 2048, "SSSL"),
@@ -142,6 +143,7 @@ GOLDEN = {
         759696048, 524288, 8, 2520, 1321205760, 1.0, 1.0, (0.3, 0.008, 0.02, 0.5, 0.28),
     ),
     "gpu-8-d24": D24,
+    "gpu-8-d24-midtrain": D24,
     "tpu-v6e-8-d24": replace(  # half the heads halve the gates: 12 tables × 32 channels × 6 fewer weights
         R4, shape=(1536, 6, 256, 6, 32768), groups=(50331648, 603979776, 50331648, 679479552, 48), total=1384122672,
         scaling=729811200, flops=4945098240, decay_scale=0.2133516,

@@ -197,7 +197,8 @@ def saved_state():
 def eight(tmp_path_factory):
     folder = tmp_path_factory.mktemp("eight")
     checkpoint.save(folder / "one", 5, saved_state(), {"step": 5})
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    devices = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
+    flags = {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", EIGHT, str(folder), json.dumps(MODEL.to_dict())],
         env=os.environ | flags, capture_output=True, text=True,

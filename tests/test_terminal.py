@@ -77,19 +77,41 @@ def test_a_new_conversation(word: str) -> None:
 def test_commands_are_not_messages() -> None:
     engine = FakeEngine()
     shown = talk(
-        engine, "/help", "/nonsense 1", "/temperature", "/topk", "/temperature hot", "/topk -1", "/temperature -1"
+        engine,
+        "/help",
+        "/nonsense 1",
+        "/temperature",
+        "/topk",
+        "/temperature hot",
+        "/topk -1",
+        "/temperature -1",
+        "/topp",
+        "/topp x",
+        "/topp 0",
     )
     assert engine.prompts == []
-    for command in ("/clear", "/temperature", "/topk", "/help", "/quit"):
+    for command in ("/clear", "/temperature", "/topk", "/topp", "/help", "/quit"):
         assert command in shown
-    for notice in ("unknown command /nonsense", "temperature 0.6", "top-k 50", "'hot'", "'-1'", "temperature -1"):
+    for notice in (
+        "unknown command /nonsense",
+        "temperature 0.6",
+        "top-k 50",
+        "'hot'",
+        "'-1'",
+        "temperature -1",
+        "top-p off",
+        "'x'",
+        "top_p 0",
+    ):
         assert notice in shown
 
 
 def test_settings_reach_the_engine() -> None:
     engine = FakeEngine()
-    talk(engine, "a", "/temperature 0", "/topk 3", "b", "/topk 0", "c", temperature=0.9, top_k=7, max_tokens=11, seed=5)
-    assert [(o["temperature"], o["top_k"]) for o in engine.options] == [(0.9, 7), (0, 3), (0, 0)]
+    lines = "a", "/temperature 0", "/topk 3", "b", "/topk 0", "/topp 0.5", "c"
+    talk(engine, *lines, temperature=0.9, top_k=7, top_p=0.8, max_tokens=11, seed=5)
+    given = [(o["temperature"], o["top_k"], o["top_p"]) for o in engine.options]
+    assert given == [(0.9, 7, 0.8), (0, 3, 0.8), (0, 0, 0.5)]
     assert [o["max_tokens"] for o in engine.options] == [11] * 3
     again = FakeEngine()
     talk(again, "a", "b", "c", seed=5)
@@ -98,7 +120,7 @@ def test_settings_reach_the_engine() -> None:
     assert len(set(seeds)) == 3
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", -1), ("max_tokens", 0), ("top_k", -1)])
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1), ("max_tokens", 0), ("top_k", -1), ("top_p", 2)])
 def test_options_out_of_range(name: str, value: int) -> None:
     with pytest.raises(UserError, match=f"{name} {value}"):
         talk(FakeEngine(), **{name: value})
@@ -203,7 +225,7 @@ def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     answer = said(PS, "1+1", PE, OS, "2", OE, "two", AE)
     for out, coloured in ((Terminal(), True), (io.StringIO(), False)):
-        session = Session(FakeEngine(answer), TOKENIZER, Screen(out), 0.6, 50, 20, 0)
+        session = Session(FakeEngine(answer), TOKENIZER, Screen(out), 0.6, 50, None, 20, 0)
         assert session.handle("Hi")
         assert ("\x1b[2m" in out.getvalue()) == coloured
         assert "two" in out.getvalue()
@@ -218,3 +240,25 @@ terminal.chat(None, Tokenizer([]), stdin=io.StringIO("/help\\n"), stdout=io.Stri
 assert not {"rich", "prompt_toolkit"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-B", "-c", code], check=True)
+
+
+def test_a_turn_runs_only_what_is_new_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a real engine, that its answers stay the same is shown in test_batching."""
+    import jax.numpy as jnp
+    import vectors
+
+    from nanochat_lib import gpt
+    from nanochat_lib.engine import Engine
+    from nanochat_lib.rows import Rows
+    from nanochat_lib.sizing import GPTConfig
+
+    config = GPTConfig(sequence_len=128, vocab_size=320, n_layer=1, n_head=1, n_kv_head=1, n_embd=32)
+    params = {name: jnp.asarray(vectors.fill(name, shape)) for name, shape in gpt.param_shapes(config).items()}
+    engine, filled = Engine(config, params, TOKENIZER), []
+    real = Rows.fill
+    monkeypatch.setattr(Rows, "fill", lambda self, *a: filled.append(real(self, *a)) or filled[-1])
+    lines = ["one", "two is longer", "three"]
+    shown = talk(engine, *lines, temperature=0.9, seed=3, max_tokens=9)
+    assert len(shown) > 20
+    # Each turn: the markers around the user's text, and of the answer before its last token and its end.
+    assert len(filled) == 3 and sum(filled) <= sum(len(line) + 5 for line in lines)

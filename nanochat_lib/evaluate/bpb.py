@@ -33,9 +33,15 @@ def bits_per_byte(
 
 def mean_loss(eval_step: Callable, params: dict, batches: Iterable, token_bytes: np.ndarray) -> float:
     """Mean cross-entropy in nats over all targets ≥ 0, special tokens included; NaN when there are none."""
-    total, count = 0.0, 0
+    return loss_and_bits(eval_step, params, batches, token_bytes)[0]
+
+
+def loss_and_bits(eval_step: Callable, params: dict, batches: Iterable, token_bytes: np.ndarray) -> tuple[float, float]:
+    """(`mean_loss`, `bits_per_byte`) from one reading of the batches; NaN where there is nothing to count."""
+    nats, size, total, count = 0.0, 0, 0.0, 0
     for inputs, targets in batches:
         check_preempted()
-        *_, nll, n = jax.device_get(eval_step(params, inputs, targets, token_bytes))
-        total, count = total + float(nll), count + int(n)
-    return total / count if count else math.nan
+        found = jax.device_get(eval_step(params, inputs, targets, token_bytes))
+        nats, size = nats + float(found[0]), size + int(found[1])
+        total, count = total + float(found[2]), count + int(found[3])
+    return (total / count if count else math.nan), (nats / (math.log(2) * size) if size else math.nan)

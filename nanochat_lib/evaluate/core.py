@@ -1,241 +1,137 @@
 """The CORE method: few-shot prompts, answers chosen by the model's own likelihood, scores centred on chance.
 
-Reads any bundle in the layout of the DCLM evaluation bundle that nanochat uses: core.yaml, eval_meta_data.csv and
-eval_data/. Source of the metric: DataComp-LM (arXiv:2406.11794). Prompts are rendered, sampled and scored as in
-nanochat; here all prompts of a task are batched by length, so that a handful of shapes is compiled.
+Source of the metric: DataComp-LM (arXiv:2406.11794). Prompts are rendered, sampled and scored as in nanochat
+(`bundle`, `spans`); they are computed many at a time, each process its share (`scorer`, `results`).
 """
 
 from __future__ import annotations
 
-import csv
 import functools
-import json
-import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import yaml
 
-from nanochat_lib import gpt
+from nanochat_lib import distributed
 from nanochat_lib.errors import UserError
-from nanochat_lib.losses import token_nll
+from nanochat_lib.evaluate.bundle import (
+    SHOTS_SEED,
+    SHUFFLE_SEED,
+    CoreTask,
+    candidates,
+    load_bundle,
+    render_prompts,
+    shots_for,
+)
+from nanochat_lib.evaluate.results import Results, gather_shares, own_share
+from nanochat_lib.evaluate.scorer import Scorer, scorer_for
+from nanochat_lib.evaluate.scores import centered, centered_interval, mean_interval, wilson
+from nanochat_lib.evaluate.spans import Span, common_prefix, length_figures, length_warning, spans, spans_of
 from nanochat_lib.progress import Progress
-from nanochat_lib.runtime import check_preempted
 from nanochat_lib.sizing import GPTConfig
+from nanochat_lib.storage import atomic_write_text
 from nanochat_lib.tokenizer import Tokenizer
 
-SHUFFLE_SEED = 1337  # order of a task's examples
-SHOTS_SEED = 1234  # plus the example's index: which examples it gets as shots
-BUCKET = 32  # prompts are padded to a multiple of this
-ROTARY_FACTOR = 10  # the rotary table reaches this many training contexts
+__all__ = [
+    "SHOTS_SEED", "SHUFFLE_SEED", "CoreTask", "Span", "common_prefix", "evaluate_core", "load_bundle", "render_prompts",
+    "score_spans", "scorer_for", "shots_for", "spans", "write_csv",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class CoreTask:
-    """One task of a bundle. `baseline` is the score of guessing, in percent."""
-
-    label: str
-    kind: str  # multiple_choice, schema, language_modeling
-    shots: int
-    delimiter: str
-    baseline: float
-    examples: list[dict]
-
-
-def load_bundle(folder: Path) -> list[CoreTask]:
-    """Reads every task of the bundle at `folder`. Raises UserError naming the file and what it lacks."""
-    folder = Path(folder)
-    try:
-        listing = yaml.safe_load((folder / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
-        with open(folder / "eval_meta_data.csv", encoding="utf-8", newline="") as rows:
-            baselines = {row["Eval Task"]: float(row["Random baseline"]) for row in csv.DictReader(rows)}
-    except FileNotFoundError as e:
-        raise UserError(f"{e.filename} is missing; a CORE bundle holds core.yaml and eval_meta_data.csv") from None
-    except (KeyError, TypeError, ValueError, yaml.YAMLError) as e:
-        raise UserError(
-            f"{folder}: core.yaml or eval_meta_data.csv is broken ({e!r}); fetch the bundle again"
-        ) from None
-    return [_read_task(folder, entry, baselines) for entry in listing]
-
-
-FIELDS = {
-    "multiple_choice": ("query", "choices", "gold"),
-    "schema": ("context_options", "continuation", "gold"),
-    "language_modeling": ("context", "continuation"),
-}
-
-
-def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTask:
-    label, kind = entry["label"], entry["icl_task_type"]
-    if kind not in FIELDS:
-        raise UserError(f"core.yaml: task {label} has type {kind!r}; known: {', '.join(FIELDS)}")
-    if label not in baselines:
-        raise UserError(f"eval_meta_data.csv has no row for task {label}")
-    path = folder / "eval_data" / entry["dataset_uri"]
-    if not path.exists():
-        raise UserError(f"{path} is missing: task {label} cannot be scored")
-    examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            example = json.loads(line)
-            missing = [name for name in FIELDS[kind] if name not in example]
-        except json.JSONDecodeError as e:
-            raise UserError(f"{path}, line {number}: not JSON ({e.msg})") from None
-        if missing:
-            raise UserError(f"{path}, line {number}: lacks {', '.join(missing)}")
-        examples.append(example)
-    if not examples:
-        raise UserError(f"{path} holds no examples: task {label} cannot be scored")
-    random.Random(SHUFFLE_SEED).shuffle(examples)
-    shots = entry["num_fewshot"][0]
-    return CoreTask(label, kind, shots, entry.get("continuation_delimiter", " "), baselines[label], examples)
-
-
-def shots_for(index: int, count: int, shots: int) -> list[int]:
-    """Indices of the examples shown before example `index`, drawn without it from `count` examples."""
-    others = [i for i in range(count) if i != index]
-    return random.Random(SHOTS_SEED + index).sample(others, min(shots, len(others)))
-
-
-def render_prompts(task: CoreTask, examples: list[dict], index: int) -> list[str]:
-    """The texts that are scored for one example: one per choice, one per context, or without/with the continuation."""
-    example, delta = examples[index], task.delimiter
-    shots = [examples[i] for i in shots_for(index, len(examples), task.shots)]
-    if task.kind == "multiple_choice":
-        head = "".join(f"{s['query']}{delta}{s['choices'][s['gold']]}\n\n" for s in shots)
-        return [f"{head}{example['query']}{delta}{choice}" for choice in example["choices"]]
-    if task.kind == "schema":
-        head = "".join(f"{s['context_options'][s['gold']]}{delta}{s['continuation']}\n\n" for s in shots)
-        return [f"{head}{context}{delta}{example['continuation']}" for context in example["context_options"]]
-    head = "".join(f"{s['context'].strip()}{delta}{s['continuation']}\n\n" for s in shots)
-    without = f"{head}{example['context'].strip()}{delta}"
-    return [without.strip(), without + example["continuation"]]
-
-
-def common_prefix(rows: list[list[int]]) -> int:
-    """How many leading ids all rows share."""
-    count = 0
-    for column in zip(*rows, strict=False):
-        if len(set(column)) > 1:
-            break
-        count += 1
-    return count
-
-
-@dataclass
-class Span:
-    """Ids of one prompt and the part [start, end) that is scored; `cut` ids were dropped from its front."""
-
-    ids: list[int]
-    start: int
-    end: int
-    cut: int = 0
-    length: int = 0  # before cutting
-
-
-def spans(task: CoreTask, texts: list[str], tokenizer: Tokenizer, context: int) -> list[Span]:
-    """Token spans to score for one example's prompts, the front cut away beyond `context` ids."""
-    rows = [tokenizer.encode(text, prepend=tokenizer.bos_id) for text in texts]
-    if task.kind == "multiple_choice":
-        # A choice that is the prefix of another would leave nothing to score: keep at least its last token.
-        start = min(common_prefix(rows), min(len(row) for row in rows) - 1)
-        found = [Span(row, start, len(row)) for row in rows]
-    elif task.kind == "schema":
-        suffix = max(common_prefix([row[::-1] for row in rows]), 1)
-        found = [Span(row, len(row) - suffix, len(row)) for row in rows]
-    else:
-        # Where the continuation merges with the prompt's last token, the scored span starts where the ids part.
-        found = [Span(rows[1], min(common_prefix(rows), len(rows[1]) - 1), len(rows[1]))]
-    for span in found:
-        span.length = len(span.ids)
-        span.cut = max(0, span.length - context)
-        span.ids = span.ids[span.cut :]
-        span.start, span.end = max(span.start - span.cut, 1), span.end - span.cut
-    return found
-
-
-@functools.lru_cache(maxsize=4)
-def scorer_for(config: GPTConfig, dtype: jnp.dtype) -> Callable:
-    """Compiled (params, ids (R, T), start (R,), end (R,)) -> (mean nll (R,), exact (R,)) over targets [start, end)."""
-
-    @jax.jit
-    def score(params, ids, start, end):
-        logits = gpt.apply(config, params, ids, dtype=dtype)
-        targets = jnp.roll(ids, -1, axis=1)
-        place = jnp.arange(ids.shape[1])
-        inside = (place >= start[:, None] - 1) & (place < end[:, None] - 1)
-        nll = token_nll(logits, targets)
-        mean = jnp.sum(nll * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)
-        exact = jnp.all((jnp.argmax(logits, axis=-1) == targets) | ~inside, axis=1)
-        return mean, exact
-
-    return score
+ROTARY_FACTOR = 10  # prompts may be this many training contexts long
+BLOCK = 2048  # examples whose prompts are in memory at a time
 
 
 def score_spans(
-    scorer: Callable, params: dict, items: list[Span], pad_id: int, rows: int, advance: Callable[[int], None]
+    scorer: Scorer, params: dict, items: list[Span], pad_id: int, advance: Callable[[int], None] = lambda spans: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(mean nll, exact match) of every span, computed in batches of `rows` prompts of similar length."""
-    nll, exact = np.zeros(len(items)), np.zeros(len(items), bool)
-    order = sorted(range(len(items)), key=lambda i: len(items[i].ids))
-    for first in range(0, len(order), rows):
-        check_preempted()
-        chosen = order[first : first + rows]
-        longest = max(len(items[i].ids) for i in chosen)
-        ids = np.full((rows, BUCKET * -(-longest // BUCKET)), pad_id, np.int32)
-        bounds = np.ones((rows, 2), np.int32)
-        for row, i in enumerate(chosen):
-            ids[row, : len(items[i].ids)] = items[i].ids
-            bounds[row] = items[i].start, items[i].end
-        out = jax.device_get(scorer(params, ids, bounds[:, 0], bounds[:, 1]))
-        nll[chosen], exact[chosen] = out[0][: len(chosen)], out[1][: len(chosen)]
-        advance(len(chosen))
-    return nll, exact
+    """(mean nll, exact match) of every span; `params` as scorer.place left them. `advance(n)`: n spans are done."""
+    return scorer(params, items, pad_id, advance)
 
 
-def evaluate_task(
+def encode_block(
+    task: CoreTask, examples: list[dict], block: list[int], tokenizer: Tokenizer
+) -> list[list[np.ndarray]]:
+    """The encoded prompts of the examples in `block`, a list each. One call: the tokenizer works in several threads."""
+    texts = [render_prompts(task, examples, i) for i in block]
+    rows = iter(tokenizer.encode_arrays([text for group in texts for text in group], prepend=tokenizer.bos_id))
+    return [[next(rows) for _ in group] for group in texts]
+
+
+def whole_units(advance: Callable[[int], None], parts: int, units: int) -> Callable[[int], None]:
+    """Of something that counts `parts`, something that counts the `units` they make up, in whole ones."""
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        advance(done * units // parts - (done - more) * units // parts)
+
+    return count
+
+
+def answer_examples(
     task: CoreTask,
-    scorer: Callable,
+    examples: list[dict],
+    mine: list[int],
+    scorer: Scorer,
     params: dict,
     tokenizer: Tokenizer,
     context: int,
-    training_context: int,
-    max_examples: int,
-    rows: int,
     advance: Callable[[int], None],
-) -> dict:
-    """Accuracy, centred score and prompt lengths of one task."""
-    examples = task.examples[:max_examples] if max_examples > 0 else task.examples
-    groups = [spans(task, render_prompts(task, examples, i), tokenizer, context) for i in range(len(examples))]
-    items = [span for group in groups for span in group]
-    nll, exact = score_spans(scorer, params, items, tokenizer.bos_id, rows, advance)
-    correct, place = 0, 0
-    for example, group in zip(examples, groups, strict=True):
-        if task.kind == "language_modeling":
-            correct += bool(exact[place])
-        else:
-            correct += int(np.argmin(nll[place : place + len(group)])) == example["gold"]
-        place += len(group)
-    accuracy, guess = correct / len(examples), task.baseline / 100
-    lengths = [span.length for span in items]
-    return {
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the examples in `mine`: right (n,), 1 or 0, -1 where an answer is longer than the context and nothing can be
+    scored; and the lengths of their prompts in tokens (n, prompts of an example), -1 where an example has fewer."""
+    right = np.full(len(mine), -1, np.int8)
+    lengths = np.full((len(mine), candidates(task, examples)), -1, np.int32)
+    for first in range(0, len(mine), BLOCK):
+        block = mine[first : first + BLOCK]
+        groups = [spans_of(task.kind, rows, context) for rows in encode_block(task, examples, block, tokenizer)]
+        for place, group in enumerate(groups, first):
+            lengths[place, : len(group)] = [span.length for span in group]
+        whole = [place for place, group in enumerate(groups) if all(span.fits for span in group)]
+        items = [span for place in whole for span in groups[place]]
+        nll, exact = score_spans(scorer, params, items, tokenizer.bos_id, whole_units(advance, len(items), len(block)))
+        at = 0
+        for place in whole:
+            count = len(groups[place])
+            if task.kind == "language_modeling":
+                right[first + place] = exact[at]
+            else:
+                right[first + place] = int(np.argmin(nll[at : at + count])) == examples[block[place]]["gold"]
+            at += count
+    return right, lengths
+
+
+def task_figures(
+    task: CoreTask, right: np.ndarray, lengths: np.ndarray, context: int, training_context: int
+) -> dict:  # fmt: skip
+    """The figures of a task from `answer_examples` of all its examples."""
+    scored, guess = right >= 0, task.baseline / 100
+    count, correct = int(scored.sum()), int((right > 0).sum())
+    accuracy = correct / count if count else None
+    interval = wilson(correct, count) if count else None
+    figures = {
         "accuracy": accuracy,
-        "centered": (accuracy - guess) / (1 - guess),
+        "interval": interval and list(interval),
+        "centered": centered(accuracy, guess) if count else None,
+        "centered_interval": interval and list(centered_interval(interval, guess)),
         "baseline": guess,
-        "examples": len(examples),
+        "examples": count,
+        "skipped": int((~scored).sum()),
         "shots": task.shots,
         "type": task.kind,
-        "median_prompt_tokens": statistics.median(lengths),
-        "truncated_share": sum(span.cut > 0 for span in items) / len(items),
-        "beyond_training_context_share": sum(n > training_context for n in lengths) / len(lengths),
+        "context": context,
+        **length_figures(lengths[lengths >= 0], context, training_context),
     }
+    if not count:
+        figures["warning"] = f"no answer fits into the context of {context:,} tokens: nothing was scored"
+        return figures
+    limit = context if figures["truncated_share"] else training_context
+    longer = (lengths > limit).any(axis=1)[scored]
+    figures["warning"] = length_warning(figures, right[scored] > 0, longer, context, training_context)
+    return figures
 
 
 def evaluate_core(
@@ -248,31 +144,62 @@ def evaluate_core(
     rows: int = 32,
     context: int | None = None,
     dtype: jnp.dtype = jnp.float32,
+    attention: str = "xla",
+    results: Results | None = None,
     title: str = "core",
 ) -> dict:
-    """Scores `params` on every task of `bundle`: {"core": mean centred score, "core_tasks": {label: figures}}.
+    """Scores `params` on every task of `bundle`: {"core": mean centred score, "core_interval", "core_tasks": figures}.
 
     `context` is the longest prompt in tokens; longer ones lose their front, and the share of such prompts is in each
-    task's `truncated_share`. The default is what the rotary table holds, ten times the training context.
+    task's `truncated_share`. The default is nanochat's: whole prompts, up to ten times the training context. An
+    example whose answer alone is longer than the context is left out and counted (`skipped`); a task without any other
+    has no score and is left out of the mean. `rows` prompts of the training context are computed at a time on each of
+    this process's devices, with the `attention` backend for long ones. All processes call this together, each answers
+    its share of the examples, and all get the same result. Tasks that `results` holds already are not computed again.
     """
     tasks = load_bundle(bundle)
     context = min(context or ROTARY_FACTOR * config.sequence_len, ROTARY_FACTOR * config.sequence_len)
     if context < 2:
         raise UserError(f"core: context {context} is too short, a prompt needs at least 2 tokens")
-    scorer = scorer_for(config, jnp.dtype(dtype))
-    results = {}
-    with Progress(len(tasks), title, unit="task") as bar:
-        for task in tasks:
-            results[task.label] = evaluate_task(
-                task,
-                scorer,
-                params,
-                tokenizer,
-                context,
-                config.sequence_len,
-                max_per_task,
-                rows,
-                lambda n: bar.update(0),
-            )
-            bar.update(1, last=f"{task.label} {results[task.label]['accuracy']:.0%}")
-    return {"core": statistics.mean(r["centered"] for r in results.values()), "core_tasks": results}
+    results = results or Results(None, "core", {})
+    identities = {task.label: task.identity(max_per_task) for task in tasks}
+    found = {label: stored["figures"] for label, stored in results.done(identities).items()}
+    left = [task for task in tasks if task.label not in found]
+    if found and left:
+        distributed.say(f"{title}: {len(found)} of {len(tasks)} tasks were done before")
+    shares = {task.label: own_share(len(task.first(max_per_task))) for task in left}
+    scorer = scorer_for(config, jnp.dtype(dtype).name, attention, rows)
+    placed = scorer.place(params) if left else params
+    with Progress(sum(map(len, shares.values())), title, unit="example") as bar:
+        for task in left:
+            examples, mine = task.first(max_per_task), shares[task.label]
+            advance = functools.partial(bar.update, task=task.label)
+            with distributed.own_pace():
+                right, lengths = answer_examples(task, examples, mine, scorer, placed, tokenizer, context, advance)
+            right, lengths = gather_shares(right, len(examples)), gather_shares(lengths, len(examples))
+            figures = task_figures(task, right, lengths, context, config.sequence_len)
+            found[task.label] = figures
+            results.save(task.label, identities[task.label], figures, right)
+    return summary({task.label: found[task.label] for task in tasks})
+
+
+def summary(tasks: dict[str, dict]) -> dict:
+    """CORE, the mean of the tasks' centred scores, with its interval. None when no task has a score."""
+    scored = [figures for figures in tasks.values() if figures["centered"] is not None]
+    values = [figures["centered"] for figures in scored]
+    interval = list(mean_interval(values, [figures["centered_interval"] for figures in scored])) if scored else None
+    return {"core": statistics.mean(values) if scored else None, "core_interval": interval, "core_tasks": tasks}
+
+
+def write_csv(path: Path, out: dict) -> None:
+    """The scores as nanochat's table: task, accuracy, centred, and CORE in the last line; blank where there is none."""
+
+    def line(name: str, accuracy: object, score: object) -> str:
+        numbers = (f"{x:.6f}" if isinstance(x, float) else x or "" for x in (accuracy, score))
+        return f"{name:<35}, " + ", ".join(f"{number:<10}" for number in numbers) + "\n"
+
+    text = line("Task", "Accuracy", "Centered")
+    for label, figures in out["core_tasks"].items():
+        text += line(label, figures.get("accuracy"), figures.get("centered"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(path, text + line("CORE", "", out["core"]))

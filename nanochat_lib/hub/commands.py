@@ -1,4 +1,4 @@
-"""`nanochat data …`: get, and list what is there."""
+"""`nanochat data …`: get, make identity conversations, and list what is there."""
 
 from __future__ import annotations
 
@@ -86,10 +86,32 @@ def _get_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def identity(args: argparse.Namespace) -> None:
+    from nanochat_lib.hub.sets import path_of
+    from nanochat_lib.identity import write
+
+    path = args.out or path_of("identity")
+    count = write(path, args.name, args.maker, args.count, args.seed, args.force)
+    print(f"{count:,} conversations of {args.name} in {path}")
+
+
+def _identity_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--name", required=True, metavar="NAME", help="what your model is called")
+    parser.add_argument("--maker", required=True, metavar="NAME", help="who trained it")
+    parser.add_argument("--count", type=int, default=1000, metavar="N", help="conversations (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another number, other conversations")
+    parser.add_argument("--out", metavar="FILE", help="where to (default: where the set `identity` lies)")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+
 ACTIONS = {
     "get": (get, _get_options, "fetch data sets, or what is missing of them", "nanochat data get climbmix --shards 8"),
+    "identity": (
+        identity, _identity_options, "write conversations in which your model knows its name",
+        "nanochat data identity --name Ada --maker 'our class'",
+    ),
     "list": (show, lambda parser: None, "show what is on this machine and what is missing", "nanochat data list"),
-}
+}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ or a question with choices about a held-out fact.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nanochat_lib.primer.names import COLOURS, PETS, TOOLS, number_word
 from nanochat_lib.primer.world import World
@@ -161,9 +161,9 @@ def choices(world: World, rng: random.Random) -> str:
     return "\n\n".join(parts)
 
 
-def multiple_choice(question: str, choices: list[str]) -> str:
-    """nanochat's prompt for answers by letter."""
-    lines = "".join(f"- {choice}={letter}\n" for choice, letter in zip(choices, LETTERS, strict=False))
+def multiple_choice(question: str, choices: Sequence[str], letters: Sequence[str] = LETTERS) -> str:
+    """nanochat's prompt for answers by letter: `letters` in the order of the `choices`, none fewer."""
+    lines = "".join(f"- {choice}={letter}\n" for choice, letter in zip(choices, letters[: len(choices)], strict=True))
     return f"Multiple Choice question: {question}\n{lines}\nRespond only with the letter of the correct answer."
 
 

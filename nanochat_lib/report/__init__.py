@@ -67,7 +67,7 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
     costs: dict[str, float | None] = {}
     rates: dict[str, float | None] = {}  # USD an hour
     total, samples = 0.0, []
-    for name in STAGES:
+    for name in stages_of(config):
         record = _stage_record(folder / "stages" / f"{name}.json", problems)
         stages[name] = None
         if not record:
@@ -94,9 +94,18 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         "prediction": outcome.compare(folder, records),
         "mine": _mine(folder, problems),
         "samples": samples,
-        "missing": [name for name in STAGES if stages[name] is None],
+        "missing": [name for name, stage in stages.items() if stage is None],
         "problems": problems,
     }
+
+
+def stages_of(config: dict) -> tuple[str, ...]:
+    """The stages of a run with this config.json: STAGES, and `mid` before `sft` where the run has it."""
+    mid = config.get("mid") if isinstance(config.get("mid"), dict) else {}
+    if mid.get("mixture", "none") == "none":
+        return STAGES
+    at = STAGES.index("sft")
+    return (*STAGES[:at], "mid", *STAGES[at:])
 
 
 def write_report(run_dir: str | Path, machine: dict | None = None) -> dict:

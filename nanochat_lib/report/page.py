@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from nanochat_lib.progress import format_seconds
-from nanochat_lib.report import bars, plots, tables
+from nanochat_lib.report import bars, plots, scores, tables
 from nanochat_lib.report.tables import NOT_EVALUATED, STAGE_TITLES, md_escape, number
 
 TITLE = "nanochat training report"
@@ -77,7 +77,8 @@ def _notes(report: dict) -> list[str]:
     if report["missing"]:
         names = ", ".join(STAGE_TITLES[name] for name in report["missing"])
         notes.append(f"Not run yet, so {NOT_EVALUATED}: {names}. Start the run again to go on.")
-    return notes + report["problems"]
+    base = report["stages"].get("eval_base") or {}
+    return notes + scores.warnings(base.get("core_tasks") or {}) + report["problems"]
 
 
 def _subtitle(report: dict) -> str:
@@ -93,9 +94,8 @@ def to_markdown(report: dict) -> str:
     parts += ["## Summary", tables.summary_table(report).to_markdown()]
     parts += [f"Total time of the stages: {format_seconds(report['total_seconds'])}"]
     parts += ["## Environment", tables.machine_table(report["machine"]).to_markdown()]
-    for name, title in STAGE_TITLES.items():
-        parts.append(f"## {title}")
-        stage = stages[name]
+    for name, stage in stages.items():
+        parts.append(f"## {STAGE_TITLES[name]}")
         if stage is None:
             parts.append(NOT_EVALUATED)
             continue
@@ -136,11 +136,13 @@ def mine_lines(mine: dict) -> list[str]:
 def _stage_tables(name: str, stage: dict, samples: list[dict]) -> list[tables.Table]:
     found = [tables.figures_table(stage)]
     if name == "pretrain":
-        found.append(tables.continuations_table([s for s in samples if "prompt" in s]))
+        found.append(tables.continuations_table([s for s in samples if "prompt" in s and "kind" not in s]))
     if name == "eval_base":
         found.append(tables.core_table(stage.get("core_tasks") or {}))
+        found.append(tables.continuations_table([s for s in samples if "prompt" in s and "kind" in s]))
     if name == "eval_chat":
-        found += [tables.chat_table(stage.get("stages") or {}), tables.answers_table(samples)]
+        models = stage.get("stages") or {}
+        found += [tables.chat_table(models), scores.pass_table(models), tables.answers_table(samples)]
     return found
 
 
@@ -155,8 +157,8 @@ def _stage_figures(name: str, stage: dict, records: list[dict]) -> list:
         ]
     if name == "eval_base":
         return [bars.core_bars(stage.get("core_tasks") or {})]
-    if name == "sft":
-        return [plots.loss_curve(records, "sft", width=half), plots.schedule_plot(records, "sft", width=half)]
+    if name in ("mid", "sft"):
+        return [plots.loss_curve(records, name, width=half), plots.schedule_plot(records, name, width=half)]
     if name == "rl":
         return [plots.reward_curve(records, width=half), plots.schedule_plot(records, "rl", width=half)]
     if name == "eval_chat":
@@ -178,8 +180,8 @@ def to_html(report: dict, records: list[dict]) -> str:
     ]
     body += [f'<p class="note">{html.escape(note)}</p>' for note in _notes(report)]
     body += ["<h2>Before and after</h2>", _table(tables.summary_table(report))]
-    for name, title in STAGE_TITLES.items():
-        stage = stages[name]
+    for name, stage in stages.items():
+        title = STAGE_TITLES[name]
         if stage is None:
             partial = _svgs(name, {}, records) if any(r["stage"] == name for r in records) else ""
             body.append(f'<h2>{title}</h2><p class="faint">{NOT_EVALUATED}</p>{partial}')

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, FAINT = "#222222", "#8a8a8a"
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-STAGES = {"pretrain": "pretraining", "sft": "SFT", "rl": "RL"}
+STAGES = {"pretrain": "pretraining", "mid": "midtraining", "sft": "SFT", "rl": "RL"}
 WIDTH = 7.0  # inches: the width of a notebook's text
 MAX_POINTS = 600  # of a line; more would only make the file larger
 
@@ -222,7 +222,8 @@ def throughput_plot(records: Sequence[dict], *, width: float = WIDTH) -> Figure:
     figure, ax = new_figure(height=2.3, width=width)
     with matplotlib.rc_context(STYLE):
         drawn = False
-        for stage, colour, style in (("pretrain", SKY, "-"), ("sft", BLUE, "--"), ("rl", ORANGE, "-.")):
+        lines = ("pretrain", SKY, "-"), ("mid", GREEN, ":"), ("sft", BLUE, "--"), ("rl", ORANGE, "-.")
+        for stage, colour, style in lines:
             xs, ys = points(records, stage, "tokens_per_s")
             if xs:
                 drawn = True

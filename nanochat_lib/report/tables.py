@@ -17,6 +17,7 @@ STAGE_TITLES = {
     "tokenizer": "Tokenizer training",
     "pretrain": "Base model training",
     "eval_base": "Base model evaluation",
+    "mid": "Midtraining",  # only in runs that have it
     "sft": "Chat SFT",
     "rl": "Chat RL",
     "eval_chat": "Chat evaluation",
@@ -43,16 +44,24 @@ FIGURES = {  # name in report.json -> (label, kind)
     "flops_per_token": ("FLOPs per token", "big"),
     "attention": ("attention backend and tiles", "text"),
     "train_seconds": ("seconds in training steps", "count"),
+    "train_bpb": ("bits per byte, training text", "number"),
+    "val_bpb": ("bits per byte, validation text", "number"),
+    "val_bpb_world": ("bits per byte, world", "number"),
     "core": ("CORE", "number"),
+    "core_interval": ("CORE, interval at 95 %", "numbers"),
     "core_before": ("CORE of the untrained model", "number"),
     "core_facts": ("CORE on the world's facts", "number"),
     "core_facts_before": ("the same, untrained", "number"),
+    "mixture": ("mixture", "text"),
     "conversations": ("conversations", "count"),
     "dropped": ("conversations dropped", "count"),
     "truncated": ("conversations truncated", "count"),
     "val_loss_first": ("held-out loss before (nats per token)", "number"),
     "val_loss_last": ("held-out loss after", "number"),
+    "val_bpb_chat_first": ("held-out bits per byte of what is trained, before", "number"),
+    "val_bpb_chat_last": ("the same, after", "number"),
     "task": ("task", "text"),
+    "reward": ("reward", "text"),
     "questions": ("questions", "count"),
     "reward_first": ("held-out reward before", "percent"),
     "reward_last": ("held-out reward after", "percent"),
@@ -60,7 +69,13 @@ FIGURES = {  # name in report.json -> (label, kind)
     "reward_greedy_last": ("greedy reward after", "percent"),
     "pass_at_k_first": ("pass@1…k before", "percents"),
     "pass_at_k_last": ("pass@1…k after", "percents"),
+    "pass_at_k_unbiased_last": ("the same, unbiased", "percents"),
+    "ended_heldout_last": ("held-out answers that came to an end", "percent"),
     "collapsed_share": ("groups that taught nothing (equal rewards)", "percent"),
+    "idle_steps": ("steps in which all groups did", "count"),
+    "logprob_diff": ("sampler against trainer, nats a token", "number"),
+    "logprob_diff_max": ("the largest such difference", "number"),
+    "ratio": ("importance ratio, 1 = on-policy", "number"),
     "peak_memory_gb": ("peak memory so far (GB)", "number"),
     "device_peak_gb": ("peak memory of a device so far (GB)", "number"),
 }
@@ -152,63 +167,30 @@ def figures_table(figures: dict) -> Table:
 
 
 def core_table(tasks: dict[str, dict]) -> Table:
-    """One row a CORE task: accuracy, chance, centred score before and after training, and how much of it was cut."""
-    columns = (
-        "task",
-        "type",
-        "shots",
-        "examples",
-        "accuracy",
-        "guessing",
-        "centred",
-        "untrained",
-        "truncated",
-        "tokens",
-    )
-    rows = []
-    for label, t in tasks.items():
-        counts = (number(t.get("shots"), "count"), number(t.get("examples"), "count"))
-        scores = (number(t.get("accuracy"), "percent"), number(t.get("baseline"), "percent"))
-        centred = (number(t.get("centered")), number(t.get("centered_untrained")))
-        prompts = (number(t.get("truncated_share"), "percent"), number(t.get("median_prompt_tokens"), "count"))
-        rows.append((label, str(t.get("type", "–")).replace("_", " "), *counts, *scores, *centred, *prompts))
-    return Table(columns, rows, wide=("type",))
+    """One row a CORE task (scores.core_table)."""
+    from nanochat_lib.report import scores
+
+    return scores.core_table(tasks)
 
 
 def chat_table(stages: dict[str, dict]) -> Table:
-    """One row a chat task: accuracy after each stage; of open tasks also the share of answers that came to an end."""
-    names = list(dict.fromkeys(name for stage in stages.values() for name in (stage or {}).get("tasks", {})))
-    rows = []
-    for name in names:
-        entries = {stage: (values or {}).get("tasks", {}).get(name, {}) for stage, values in stages.items()}
-        any_entry = next(entry for entry in entries.values() if entry)
-        scores = [_score(entries.get(stage, {})) for stage in ("base", "sft", "rl")]
-        ended = [number(entries.get(stage, {}).get("ended_share"), "percent") for stage in ("base", "sft", "rl")]
-        finished = "" if all(share == "–" for share in ended) else " / ".join(ended)
-        rows.append(
-            (name, str(any_entry.get("type", "–")), number(any_entry.get("baseline"), "percent"), *scores, finished)
-        )
-    rows.append(
-        ("ChatCORE", "", "", *(number((stages.get(s) or {}).get("chatcore")) for s in ("base", "sft", "rl")), "")
-    )
-    return Table(("task", "type", "guessing", "base", "SFT", "RL", "answers ended"), rows, wide=("type",))
+    """One row a chat task, and ChatCORE (scores.chat_table)."""
+    from nanochat_lib.report import scores
 
-
-def _score(entry: dict) -> str:
-    error = entry.get("stderr")
-    return number(entry.get("accuracy"), "percent") + (
-        f" ± {error * 100:.0f}" if isinstance(error, (int, float)) else ""
-    )
+    return scores.chat_table(stages)
 
 
 def summary_table(report: dict) -> Table:
     """Before and after, per model: CORE, each chat task, ChatCORE, and RL's held-out reward."""
+    from nanochat_lib.report import scores
+
     stages = report["stages"]
     chat = (stages.get("eval_chat") or {}).get("stages", {})
     base, rl = stages.get("eval_base") or {}, stages.get("rl") or {}
-    rows = [("CORE", number(base["core"]) if "core" in base else NOT_EVALUATED, "", "")]
+    core = scores.with_interval(base["core"], base.get("core_interval"), "number") if "core" in base else NOT_EVALUATED
+    rows = [("CORE", core, "", "")]
     if chat:
-        rows += [(row[0], *row[3:6]) for row in chat_table(chat).rows]
+        rows += [(row[0], *row[3:6]) for row in chat_table({s: chat.get(s) for s in ("base", "sft", "rl")}).rows]
     else:
         rows.append(("ChatCORE", *[NOT_EVALUATED] * 3))
     if "reward_first" in rl:
@@ -225,8 +207,8 @@ def time_table(report: dict) -> Table:
         return title, format_seconds(part[seconds]), usd(part.get("cost_usd"), unknown)
 
     rows = []
-    for name, title in STAGE_TITLES.items():
-        stage = report["stages"].get(name)
+    for name in report["stages"]:
+        title, stage = STAGE_TITLES[name], report["stages"][name]
         rows.append(row(title, stage, "seconds") if stage else (title, "not run", ""))
     rows.append(row("total", report, "total_seconds"))
     return Table(("stage", "time", "cost"), rows)
@@ -259,8 +241,12 @@ def prediction_table(prediction: dict) -> Table:
 
 
 def continuations_table(samples: list[dict]) -> Table:
-    """What the base model wrote after each prompt."""
-    rows = [(s.get("prompt", ""), one_line(s.get("text", ""))) for s in samples if s.get("stage", "base") == "base"]
+    """What the base model wrote after each prompt, or from nothing."""
+    rows = [
+        (s.get("prompt") or "(nothing)", one_line(s.get("text", "")))
+        for s in samples
+        if s.get("stage", "base") == "base"
+    ]
     return Table(("prompt", "the base model continues"), rows, wide=("the base model continues",))
 
 

@@ -6,7 +6,7 @@ caller's process, and nothing of it is left when `run` returns.
 """
 
 from nanochat_lib.sandbox.execute import Result, run, run_code
-from nanochat_lib.sandbox.levels import LEVELS, describe, level
+from nanochat_lib.sandbox.levels import LEVELS, describe, level, reasons
 from nanochat_lib.sandbox.remove import remove_tree
 
-__all__ = ["LEVELS", "Result", "describe", "level", "remove_tree", "run", "run_code"]
+__all__ = ["LEVELS", "Result", "describe", "level", "reasons", "remove_tree", "run", "run_code"]

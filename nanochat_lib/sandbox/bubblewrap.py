@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 
 from nanochat_lib.sandbox import jail
@@ -47,7 +47,7 @@ def command(spec: dict, report: int) -> list[str]:
         START_INSIDE,
         PACKAGE_INSIDE,
         str(report),
-        json.dumps(inner),
+        marshal.dumps(inner).hex(),
     ]
 
 
@@ -69,6 +69,6 @@ def inside() -> None:
     """Runs as process 1 in bubblewrap's namespaces."""
     import sys
 
-    report, spec = int(sys.argv[1]), json.loads(sys.argv[2])
+    report, spec = int(sys.argv[1]), marshal.loads(bytes.fromhex(sys.argv[2]))
     os.set_inheritable(report, False)
     jail.init(spec, tuple(os.dup(end) for end in range(3)), report)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from nanochat_lib.sandbox import landlock, seccomp, syscalls
 
@@ -47,18 +46,19 @@ def become(spec: dict, pipes: tuple[int, int, int], report: int, tasks: int) -> 
     try:
         os.setsid()  # no terminal to type into
         if spec["linux"]:
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, syscalls.SIGKILL)
         for target, source in enumerate(pipes):
             os.dup2(source, target)
         report = _only_keep(report)
         os.umask(0o077)
         os.chdir(spec["cwd"])
-        for number in (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE)):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores them and children inherit that
+        for number in (syscalls.SIGPIPE, syscalls.SIGXFSZ):
+            syscalls.call("signal", number, 0)  # the default: Python ignores them and children inherit that
         notes = apply_limits(spec, tasks)
-        if spec["strong"]:
+        if spec["linux"]:
             syscalls.drop_capabilities()
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        if spec["strong"]:
             landlock.restrict(["/"], [path for path in spec["writable"] if os.path.exists(path)])
             if seccomp.available():
                 seccomp.install(single_process=spec["processes"] == 1)

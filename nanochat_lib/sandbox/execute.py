@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import subprocess
 import sys
@@ -196,7 +196,7 @@ def environment(home: str) -> dict[str, str]:
 
 def supervised(spec: dict, stdin: bytes) -> tuple[dict, bytes, bytes]:
     """Starts a supervisor and waits for its answer. Whatever happens here, program and supervisor end."""
-    head = json.dumps(spec).encode()
+    head = marshal.dumps(spec)
     message = len(head).to_bytes(8, "big") + head + stdin
     theirs, lifeline = os.pipe()
     try:
@@ -220,7 +220,7 @@ def supervised(spec: dict, stdin: bytes) -> tuple[dict, bytes, bytes]:
     if len(answer) < 8:
         raise Refused(trouble.decode("utf-8", "replace").strip() or "the supervisor was killed")
     size = 8 + int.from_bytes(answer[:8], "big")
-    outcome = json.loads(answer[8:size])
+    outcome = marshal.loads(answer[8:size])
     cut = size + outcome["sizes"][0]
     return outcome, answer[size:cut], answer[cut:]
 

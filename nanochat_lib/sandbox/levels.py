@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 
@@ -91,18 +91,18 @@ def trial(name: str, proc: bool) -> str | None:
         return "needs Linux"
     if name == "bubblewrap" and not bubblewrap():
         return "not installed"
-    look = (
-        "import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(1)\n"
-        "try: s.connect(('192.0.2.1', 9)); print('network')\n"
-        "except OSError: pass\n"
-        f"print('ready', os.path.exists({os.path.abspath(__file__)!r}), os.getpid() < 10)"
-    )
-    argv = [sys.executable, "-I", "-S", "-B", "-c", look]
-    try:
-        done = execute(argv, level=name, proc=proc, timeout=20.0)
-    except Refused as refused:
-        return str(refused).strip().splitlines()[-1]
-    if done.stdout.split() != ["ready", "False", "True"] and "site-packages" not in __file__:
+    with tempfile.NamedTemporaryFile(prefix="sandbox-canary-") as canary:
+        look = (
+            "import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            "try: s.connect(('192.0.2.1', 9)); print('network')\n"
+            "except OSError: pass\n"
+            f"print('ready', os.path.exists({canary.name!r}), os.getpid() < 10)"
+        )
+        try:
+            done = execute([sys.executable, "-I", "-S", "-B", "-c", look], level=name, proc=proc, timeout=20.0)
+        except Refused as refused:
+            return str(refused).strip().splitlines()[-1]
+    if done.stdout.split() != ["ready", "False", "True"]:
         return (done.stderr.strip().splitlines() or [f"did not isolate: {done.stdout.strip()!r}"])[-1]
     return None
 

@@ -36,7 +36,8 @@ REFUSED = {
 FORK = {"fork": (57, None), "vfork": (58, None)}
 CLONE, CLONE3, SOCKET, SOCKETPAIR, IOCTL = (56, 220), (435, 435), (41, 198), (53, 199), (16, 29)
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the others (vsock, netlink, alg, …) know no network namespace
+# AF_INET, AF_INET6: the others know no network namespace (vsock, alg, …), AF_UNIX reaches sockets in readable folders
+FAMILIES, PAIR_FAMILIES = (2, 10), (1,)
 TIOCSTI, TIOCLINUX = 0x5412, 0x541C  # would type into a terminal
 NEW_NAMESPACES, CLONE_THREAD = 0x7E020080, 0x00010000
 
@@ -73,9 +74,9 @@ def program(machine: str, single_process: bool) -> bytes:
     if single_process:
         lines += [_line(ANY_BIT, CLONE_THREAD, 1, 0), _line(RETURN, ERROR | errno.EAGAIN)]
     lines += [_line(RETURN, ALLOW)]
-    for number in (SOCKET[column], SOCKETPAIR[column]):
-        lines += [_line(EQUAL, number, 0, 3 + len(FAMILIES)), _line(LOAD, ARGUMENT)]
-        lines += [_line(EQUAL, family, len(FAMILIES) - i, 0) for i, family in enumerate(FAMILIES)]
+    for number, families in ((SOCKET[column], FAMILIES), (SOCKETPAIR[column], PAIR_FAMILIES)):
+        lines += [_line(EQUAL, number, 0, 3 + len(families)), _line(LOAD, ARGUMENT)]
+        lines += [_line(EQUAL, family, len(families) - i, 0) for i, family in enumerate(families)]
         lines += [_line(RETURN, ERROR | errno.EAFNOSUPPORT), _line(RETURN, ALLOW)]
     lines += [_line(EQUAL, IOCTL[column], 0, 4), _line(LOAD, ARGUMENT + 8)]
     lines += [_line(EQUAL, TIOCSTI, 1, 0), _line(EQUAL, TIOCLINUX, 0, 1), _line(RETURN, ERROR | errno.EPERM)]

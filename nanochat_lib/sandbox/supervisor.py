@@ -7,10 +7,9 @@ does. Reads 8 bytes of length, the specification and the program's input; writes
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import select
-import signal
 import sys
 import time
 
@@ -29,18 +28,18 @@ def main() -> None:
     lifeline = int(sys.argv[1])
     head, stdin = _exchange_in(sys.stdin.buffer.read())
     if head["linux"]:
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, syscalls.SIGKILL)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # whoever detaches at the weakest level comes here
     outcome, out, err = supervise(head, stdin, lifeline)
     outcome["sizes"] = [len(out), len(err)]
-    text = json.dumps(outcome).encode()
+    text = marshal.dumps(outcome)
     sys.stdout.buffer.write(len(text).to_bytes(8, "big") + text + out + err)
     sys.stdout.buffer.flush()
 
 
 def _exchange_in(data: bytes) -> tuple[dict, bytes]:
     size = int.from_bytes(data[:8], "big")
-    return json.loads(data[8 : 8 + size]), data[8 + size :]
+    return marshal.loads(data[8 : 8 + size]), data[8 + size :]
 
 
 def start(spec: dict) -> tuple[int, int, int, int, int]:
@@ -56,7 +55,7 @@ def start(spec: dict) -> tuple[int, int, int, int, int]:
             for end in (to_program, from_out, from_err, from_report):
                 os.close(end)
             if spec["linux"]:
-                syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+                syscalls.prctl(syscalls.PR_SET_PDEATHSIG, syscalls.SIGKILL)
             if spec["level"] == "limits":
                 become(spec, (stdin, stdout, stderr), report, tasks)
             if spec["level"] == "bubblewrap":
@@ -103,6 +102,8 @@ class Watch:
         members = self.members()
         if len(members) > spec["processes"]:
             raise Caught("processes", f"killed: more than {spec['processes']} process{'es' * (spec['processes'] > 1)}")
+        if processes.threads(members) > spec["processes"] + spec["threads"]:
+            raise Caught("threads", f"killed: more than {spec['threads']} threads")
         limit = spec["memory_bytes"]
         if limit is not None and processes.memory(members, limit) > limit:
             raise Caught("memory", f"killed: more than {limit >> 20} MiB of memory")
@@ -119,6 +120,7 @@ class Watch:
         if spec["watched"]:
             most = (self.files_before[0] + spec["files_bytes"], self.files_before[1] + jail.INODES)
             size, entries = usage(spec["watched"], most)
+            size += processes.deleted_files(members)
             size, entries = size - self.files_before[0], entries - self.files_before[1]
         if spec["level"] == "bubblewrap" and members:  # its tmpfs has no limit on entries, in old versions none on size
             for folder in ("/tmp", "/dev/shm"):
@@ -177,17 +179,15 @@ def supervise(spec: dict, stdin: bytes, lifeline: int) -> tuple[dict, bytes, byt
     unsent = memoryview(stdin)
     os.set_blocking(to_program, False)
     open_ends = set(streams)
-    bell = wake_on_child()
+    bell = open_bell(child)
     try:
         while not ended:
-            readers = [*open_ends, lifeline, bell]
+            readers = [*open_ends, lifeline, *bell]
             ready, writable, _ = select.select(readers, [to_program] if to_program >= 0 else [], [], pause)
             if lifeline in ready:  # the caller is gone
                 raise Caught("caller", "the caller has ended")
             for end in ready:
-                if end == bell:
-                    os.read(bell, 4096)
-                else:
+                if end not in bell:
                     outcome["truncated"] |= not _take(end, streams, most, open_ends)
             if writable:
                 unsent, to_program = _send(to_program, unsent)
@@ -196,6 +196,8 @@ def supervise(spec: dict, stdin: bytes, lifeline: int) -> tuple[dict, bytes, byt
             if not ended:
                 watch.look()
                 pause = min(PEEK_MOST, pause * 1.2)
+        watch.next_files = 0.0
+        watch.look_at_files([])  # what it wrote since the last look
     except Caught as caught:
         outcome["caught"], outcome["error"] = caught.args
     statuses |= _end(spec, child)
@@ -215,13 +217,12 @@ def supervise(spec: dict, stdin: bytes, lifeline: int) -> tuple[dict, bytes, byt
     return outcome, bytes(streams[from_out]), bytes(streams[from_err])
 
 
-def wake_on_child() -> int:
-    """A pipe that can be read as soon as a child has ended."""
-    bell, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    return bell
+def open_bell(child: int) -> list[int]:
+    """A file that can be read as soon as the child has ended, on Linux from 5.3; elsewhere it is looked for."""
+    try:
+        return [os.pidfd_open(child)]
+    except (AttributeError, OSError):
+        return []
 
 
 def _take(end: int, streams: dict, most: dict, open_ends: set) -> bool:
@@ -254,7 +255,7 @@ def _end(spec: dict, child: int) -> dict[int, int]:
     if spec["strong"]:
         for pid in [*processes.children(child), child] if spec["level"] == "bubblewrap" else [child]:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, syscalls.SIGKILL)
             except OSError:
                 pass
     return processes.end_family(child)

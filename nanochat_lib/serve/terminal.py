@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
 from nanochat_lib.errors import UserError
@@ -19,6 +20,7 @@ COMMANDS = {
     "/clear": "forget the conversation and start a new one",
     "/temperature": "show the temperature, or set it: /temperature 0.8 (0 always takes the likeliest token)",
     "/topk": "show top-k, or set it: /topk 50 (0 lets every token be drawn)",
+    "/topp": "show top-p, or set it: /topp 0.9 (the likeliest tokens that make up 90 % are drawn from; 1 is off)",
     "/help": "this list",
     "/quit": "leave; so do quit, exit and Ctrl-D. Ctrl-C stops an answer",
 }
@@ -34,34 +36,50 @@ def chat(
     max_tokens: int = 256,
     seed: int | None = None,
     title: str = "nanochat",
+    top_p: float | None = None,
     stdin: TextIO | None = None,
     stdout: TextIO | None = None,
 ) -> None:
     """Answers `prompt` and returns, or talks until the input ends.
 
-    `seed` makes the whole conversation repeatable; None draws a new one. Raises UserError for an option out of range,
-    and for a `prompt` that does not fit the model's context.
+    `seed` makes the whole conversation repeatable; None draws a new one. An Engine keeps the conversation in its cache:
+    a turn runs only what is new through the model. Raises UserError for an option out of range, and for a `prompt` that
+    does not fit the model's context.
     """
-    check_sampling(temperature, top_k)
+    check_sampling(temperature, top_k, top_p)
     if max_tokens < 1:
         raise UserError(f"max_tokens {max_tokens} must be at least 1")
     stdin, stdout = stdin or sys.stdin, stdout or sys.stdout
     screen = Screen(stdout)
-    session = Session(engine, tokenizer, screen, temperature, top_k, max_tokens, seed)
-    if prompt is not None:
-        session.answer(prompt)
-        return
-    terminal = stdin.isatty() and stdout.isatty()
-    if terminal:
+    with keeping_its_text(engine) as answering:
+        session = Session(answering, tokenizer, screen, temperature, top_k, top_p, max_tokens, seed)
+        if prompt is not None:
+            session.answer(prompt)
+        else:
+            converse(session, screen, stdin, title if stdin.isatty() and stdout.isatty() else None)
+
+
+def keeping_its_text(engine: Any) -> AbstractContextManager:
+    """An Engine with one row that remembers; anything else as it is."""
+    if not hasattr(engine, "setup"):
+        return nullcontext(engine)
+    from nanochat_lib.batching import BatchingEngine
+
+    return BatchingEngine(engine, rows=1)
+
+
+def converse(session: Session, screen: Screen, stdin: TextIO, title: str | None) -> None:
+    """Answers line by line until the input ends; `title`: of a terminal."""
+    if title is not None:
         screen.line(title, "bold")
         screen.line("Type a message; /help lists the commands, Ctrl-D ends.", "dim")
-    for line in typed_lines() if terminal else stdin:
+    for line in stdin if title is None else typed_lines():
         try:
             if not session.handle(line.strip()):
                 break
         except UserError as error:
             screen.line(str(error), "red")
-    if terminal:
+    if title is not None:
         screen.line("Goodbye.", "dim")
 
 
@@ -124,11 +142,12 @@ class Session:
         screen: Screen,
         temperature: float,
         top_k: int | None,
+        top_p: float | None,
         max_tokens: int,
         seed: int | None,
     ) -> None:
         self.engine, self.tokenizer, self.screen = engine, tokenizer, screen
-        self.temperature, self.top_k, self.max_tokens = temperature, top_k, max_tokens
+        self.temperature, self.top_k, self.top_p, self.max_tokens = temperature, top_k, top_p, max_tokens
         self.seeds = random.Random(seed)
         self.exchanges: list[list[int]] = []  # each: the user's turn and the answer
 
@@ -147,6 +166,8 @@ class Session:
             self.set_temperature(*values)
         elif name == "/topk":
             self.set_top_k(*values)
+        elif name == "/topp":
+            self.set_top_p(*values)
         elif line.startswith("/"):
             raise UserError(f"unknown command {name}; /help lists the commands")
         elif line:
@@ -169,6 +190,17 @@ class Session:
                 raise UserError(f"top-k {value!r} must be a whole number of at least 0, such as 50")
             self.top_k = int(value)
         self.screen.line(f"top-k {self.top_k}" if self.top_k else "top-k off: every token may be drawn", "dim")
+
+    def set_top_p(self, value: str | None = None) -> None:
+        if value is not None:
+            try:
+                number = float(value)
+            except ValueError:
+                raise UserError(f"top-p {value!r} must be a number above 0 and at most 1, such as 0.9") from None
+            check_sampling(self.temperature, self.top_k, number)
+            self.top_p = number
+        off = self.top_p in (None, 1)
+        self.screen.line("top-p off: every token may be drawn" if off else f"top-p {self.top_p:g}", "dim")
 
     def prompt(self, text: str) -> tuple[list[int], list[int]]:
         """(whole prompt, the user's turn). Forgets the oldest exchanges, visibly, until the answer has room too."""
@@ -205,6 +237,7 @@ class Session:
                 max_tokens=self.max_tokens,
                 temperature=self.temperature,
                 top_k=self.top_k,
+                top_p=self.top_p,
                 seed=self.seeds.randrange(2**31),
             ):
                 stop_waiting()

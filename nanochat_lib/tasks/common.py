@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import random
 import re
+from array import array
+from collections.abc import Sequence
+from string import ascii_uppercase
 
+import numpy as np
+
+from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.errors import UserError
 
 Conversation = dict[str, object]
 
-# After the marker: sign and currency in either order, then digits with separators and at most one fraction.
-_ANSWER = re.compile(r"####\s*([-+\u2212]?\s*\$?\s*[-+\u2212]?)\s*([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+# What may stand around a number: blanks, emphasis, currency, LaTeX. Possessive (*+), so that no reply takes long.
+_AROUND = r"(?:[\s*_`~$\u20ac\u00a3]|\\[$(\[]|\\(?:boxed|text|mathbf)\{)*+"
+_SIGN = r"([-+\u2212]?)"
+# Digits with separators and at most one fraction; what goes on (3/4, 12:30, 1.2.3, 2^5) is no number of this form.
+_NUMBER = r"([0-9][0-9,]*+(?:\.[0-9]++)?|\.[0-9]++)(?![/:^.]?[0-9])"
+_ANSWER = re.compile(f"####{_AROUND}{_SIGN}{_AROUND}{_NUMBER}")
+_BOXED = re.compile(rf"\\boxed\{{{_AROUND}{_SIGN}{_AROUND}{_NUMBER}")
+_THIN = re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!;]|[\u00a0\u2009\u202f])(?=[0-9]{3})")  # separators of typeset numbers
 
 
 def extract_answer(text: str) -> str | None:
-    """The number after the first `####`, or None, in one form: '#### $1,234.' -> '1234', '#### -3.50' -> '-3.5'."""
-    match = _ANSWER.search(text.replace("{,}", ","))
+    """The number after the first `####`; without any `####`, that of the last `\\boxed{…}`; else None.
+
+    In one form, so that equal numbers are equal texts: '#### $1,234.' -> '1234', '#### -3.50' -> '-3.5',
+    '#### 9{,}500' -> '9500', '#### **18.0**' -> '18'. Fractions, times and powers are no numbers: None.
+    """
+    text = _THIN.sub(",", text)
+    match = _ANSWER.search(text)
+    if match is None and "####" not in text:
+        match = next(reversed(list(_BOXED.finditer(text))), None)
     if match is None:
         return None
     sign, number = match.groups()
@@ -24,8 +43,17 @@ def extract_answer(text: str) -> str | None:
         number = number.rstrip("0").rstrip(".")
     number = number.lstrip("0")
     number = f"0{number}" if number == "" or number.startswith(".") else number
-    negative = ("-" in sign or "\u2212" in sign) and number != "0"
-    return f"-{number}" if negative else number
+    return f"-{number}" if sign in ("-", "\u2212") and number != "0" else number
+
+
+def call_parts(expression: str) -> list[dict[str, str]]:
+    """The parts of an answer that calls the calculator: the call, and what the calculator writes.
+
+    In a chat it is the calculator that writes the result, and a model that met another form in training does not know
+    what it reads. Of a call that the calculator does not understand there is no result, as in a chat.
+    """
+    call, value = {"type": "python", "text": expression}, calculate(expression)
+    return [call] if value is None else [call, {"type": "python_output", "text": result_text(value)}]
 
 
 def last_text(conversation: Conversation) -> str:
@@ -44,13 +72,14 @@ def same_number(conversation: Conversation, completion: str) -> float:
     return float(extract_answer(completion) == reference)
 
 
-_LETTER = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])(?![A-Za-z0-9']))")
+_LETTER = re.compile(r"[\s*_`\"]*(?:\(([A-Z0-9])\)|([A-Z0-9])(?![A-Za-z0-9']|[.,][0-9]))")
 
 
-def extract_letter(text: str) -> str | None:
-    """'C', 'C. 12', '(C)' -> 'C'; None when the answer does not begin with a letter of its own."""
+def extract_letter(text: str, letters: Sequence[str] = tuple(ascii_uppercase)) -> str | None:
+    """'C', 'C. 12', '(C)', '**C**' -> 'C'; None when the reply does not begin with one of `letters` on its own."""
     match = _LETTER.match(text)
-    return match and (match.group(1) or match.group(2))
+    letter = match and (match.group(1) or match.group(2))
+    return letter if letter and letter in letters else None
 
 
 class Task:
@@ -93,27 +122,47 @@ class Task:
         """1.0 when `completion` answers the conversation's question, else 0.0."""
         raise NotImplementedError
 
+    def answered(self, conversation: Conversation, completion: str) -> bool:
+        """Whether `completion` holds an answer in the form that is asked for, right or wrong."""
+        return bool(completion.strip())
+
     def reward(self, conversation: Conversation, completion: str) -> float:
         """What reinforcement learning maximises; the score unless a task says otherwise."""
         return self.evaluate(conversation, completion)
 
 
 class TaskMixture(Task):
-    """All conversations of several tasks in one fixed random order (nanochat's). A task listed twice counts twice."""
+    """All conversations of several tasks in one fixed random order (nanochat's). A task listed twice counts twice.
+
+    The order is that of `random.Random(42).shuffle` over the list of all (task, index) pairs, task by task; it is kept
+    as one number an item, 4 MB a million, and a conversation is made when it is asked for.
+    """
 
     name = "mixture"
 
     def __init__(self, tasks: list[Task], **slicing: int) -> None:
         super().__init__(**slicing)
         self.tasks = list(tasks)
-        self.order = [(t, i) for t, task in enumerate(self.tasks) for i in range(len(task))]
-        random.Random(42).shuffle(self.order)
+        self.ends = np.cumsum([len(task) for task in self.tasks], dtype=np.int64)
+        self.order = self.arranged(int(self.ends[-1]) if self.tasks else 0)
+
+    def arranged(self, count: int) -> np.ndarray:
+        """(count,) int32: at each place of the mixture the number of the pair that stands there."""
+        order = array("i", range(count))
+        random.Random(42).shuffle(order)  # which swaps depends on the length alone, not on what is swapped
+        return np.array(order, np.int32)
 
     def num_examples(self) -> int:
         return len(self.order)
 
+    def place(self, index: int) -> tuple[int, int]:
+        """(which task, which of its conversations) at `index`, counted before slicing."""
+        item = int(self.order[index])
+        task = int(np.searchsorted(self.ends, item, side="right"))
+        return task, item - (int(self.ends[task - 1]) if task else 0)
+
     def get_example(self, index: int) -> Conversation:
-        task, local = self.order[index]
+        task, local = self.place(index)
         return self.tasks[task][local]
 
 
@@ -122,6 +171,5 @@ class TaskSequence(TaskMixture):
 
     name = "sequence"
 
-    def __init__(self, tasks: list[Task], **slicing: int) -> None:
-        super().__init__(tasks, **slicing)
-        self.order.sort()
+    def arranged(self, count: int) -> np.ndarray:
+        return np.arange(count, dtype=np.int32)

@@ -8,7 +8,15 @@ from random import Random
 from nanochat_lib.errors import UserError
 from nanochat_lib.primer import conversations as chats
 from nanochat_lib.primer.world import Fact, World
-from nanochat_lib.tasks.common import Conversation, Task, TaskMixture, extract_letter, last_text, same_number
+from nanochat_lib.tasks.common import (
+    Conversation,
+    Task,
+    TaskMixture,
+    extract_answer,
+    extract_letter,
+    last_text,
+    same_number,
+)
 
 TEST_SIZE = 256
 
@@ -66,6 +74,9 @@ class PrimerChoiceLetter(PrimerTask):
     def evaluate(self, conversation: Conversation, completion: str) -> float:
         return float(extract_letter(completion) == last_text(conversation))
 
+    def answered(self, conversation: Conversation, completion: str) -> bool:
+        return extract_letter(completion, conversation["letters"]) is not None
+
 
 class PrimerSpelling(PrimerTask):
     """Spell a word that was never spelled before."""
@@ -92,6 +103,9 @@ class PrimerSums(PrimerTask):
 
     def evaluate(self, conversation: Conversation, completion: str) -> float:
         return same_number(conversation, completion)
+
+    def answered(self, conversation: Conversation, completion: str) -> bool:
+        return extract_answer(completion) is not None
 
 
 class PrimerWordSums(PrimerSums):

@@ -36,7 +36,7 @@ class Pair:
                 [sys.executable, "-W", "ignore", tiny_run.__file__, str(folder), *commands],
                 env=os.environ | {
                     "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "NANOCHAT_PROCESSES": "2",
-                    "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+                    "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
                     "NANOCHAT_COORDINATOR": f"127.0.0.1:{port}", "NANOCHAT_PROCESS_ID": str(i),
                     "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
                     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
@@ -89,7 +89,7 @@ def killed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def second(killed):
     """The next start of both: they go on, train another run from the beginning, and end when one of them fails."""
-    pair = Pair(killed[0], "resume", "train", "own folder", "own disks", "fail alone")
+    pair = Pair(killed[0], "resume", "train", "evaluate", "own folder", "own disks", "fail alone")
     return pair, pair.wait()
 
 
@@ -134,6 +134,15 @@ def test_one_process_goes_on_where_two_stopped(killed, second, capsys):
     assert "1 processes go on where 2 stopped" in said and f"continuing from step {STEPS}" in said
     losses = [r["loss"] for r in records(killed[0], "whole")]
     assert len(losses) == STEPS + 2 and np.isfinite(losses).all()
+
+
+def test_two_processes_evaluate_as_one(killed, second):
+    """Two processes of two devices: every example is answered once, and both know all results."""
+    one, other = second[0].said()["evaluate"]
+    alone = tiny_run.evaluate(killed[0])
+    assert one["found"] == other["found"] == json.loads(json.dumps(alone))
+    kept = [sorted((killed[0] / f"kept-by-{n}").glob("*/?.json")) for n in (1, 2)]
+    assert [path.read_text() for path in kept[0]] == [path.read_text() for path in kept[1]] and len(kept[0]) == 2
 
 
 def test_folders_that_are_not_shared_are_refused(second):

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import distributed, loader, sharding, stopping
+from nanochat_lib import distributed, gpt, loader, sharding, stopping
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import bits_per_byte
@@ -183,6 +183,45 @@ def uneven(folder):
         raise RuntimeError("nobody stopped")
 
 
+class Characters:
+    """A tokenizer of one id a character, BOS = 63."""
+
+    bos_id = 63
+
+    def encode_arrays(self, texts, prepend):
+        return [np.array([prepend, *(ord(c) % 61 for c in text)], np.int32) for text in texts]
+
+
+def evaluate(folder):
+    """CORE of a tiny model on a bundle of two tasks with 11 examples each; what it leaves out is a context of 60."""
+    from nanochat_lib.evaluate.core import evaluate_core
+    from nanochat_lib.evaluate.results import Results
+
+    bundle = folder / "bundle"
+    with distributed.everyone():
+        if distributed.first():
+            (bundle / "eval_data").mkdir(parents=True, exist_ok=True)
+            (bundle / "core.yaml").write_text(
+                "icl_tasks:\n"
+                "- {label: a, dataset_uri: a.jsonl, num_fewshot: [2], icl_task_type: multiple_choice}\n"
+                "- {label: b, dataset_uri: b.jsonl, num_fewshot: [1], icl_task_type: language_modeling}\n"
+            )
+            (bundle / "eval_meta_data.csv").write_text("Eval Task,Random baseline\na,25\nb,0\n")
+            choose = [{"query": f"q{i}" * 2, "choices": [f"{i * j}x" * j for j in range(1, 5)], "gold": i % 4}
+                      for i in range(11)]  # fmt: skip
+            complete = [{"context": f"c{i}", "continuation": "y" * (1 + i % 2)} for i in range(11)]
+            for name, examples in (("a", choose), ("b", complete)):
+                lines = (json.dumps(example) + "\n" for example in examples)
+                (bundle / "eval_data" / f"{name}.jsonl").write_text("".join(lines))
+    params = {
+        name: np.asarray(leaf) + np.random.default_rng(len(name)).normal(0, 0.2, leaf.shape).astype(np.float32)
+        for name, leaf in gpt.init_params(MODEL, jax.random.key(0)).items()
+    }
+    results = Results(folder / f"kept-by-{distributed.count()}", "core", {})
+    params = {name: jax.numpy.asarray(leaf) for name, leaf in params.items()}
+    return evaluate_core(MODEL, params, Characters(), bundle, context=60, results=results)
+
+
 def ends(folder, command):
     """Commands that a process does not come back from: the exit code of a stopped run."""
     with stopping.watching(grace=4.0, whole=True):
@@ -232,6 +271,8 @@ def main(folder, *commands):
                 said["message"] = str(error)
         elif command == "own disks":
             said |= own_disks(runs, folder)
+        elif command == "evaluate":
+            said["found"] = evaluate(folder)
         elif command == "fail alone":
             runs.train(folder / "failed", at=fail_alone)
         print(json.dumps(said), flush=True)
