@@ -83,14 +83,37 @@ def export(args: argparse.Namespace) -> None:
 
 def everybody(args: argparse.Namespace) -> list:
     """The marks of all learners in the gradebook."""
-    from nanochat_lib.course.grading import marks, policy
+    from nanochat_lib.course.grading import marks, policy, rubric
     from nanochat_lib.course.grading.gradebook import Gradebook
     from nanochat_lib.errors import UserError
 
     if not Path(args.book).exists():
         raise UserError(f"{args.book} does not exist; nanochat grade run SUBMISSIONS/ makes it")
+    found = policy.load(Path(args.policy))
     with Gradebook(Path(args.book)) as book:
-        return marks.marks(book, policy.load(Path(args.policy)))
+        return marks.marks(book, found, rubric.most(questions(args)) if found.rubric else {})
+
+
+def questions(args: argparse.Namespace) -> list:
+    """The written questions that the policy's rubric names."""
+    from nanochat_lib.course.grading import policy, rubric
+    from nanochat_lib.course.registry import chapters
+    from nanochat_lib.errors import UserError
+
+    path = Path(args.policy)
+    name = policy.load(path).rubric
+    if not name:
+        raise UserError(f"{path} names no rubric:, so there are no written answers to mark")
+    return rubric.load(path.parent / name, [f"{chapter.number}_{chapter.topic}" for chapter in chapters()])
+
+
+def written(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import written
+    from nanochat_lib.course.grading.key import keys
+    from nanochat_lib.course.grading.submissions import collect
+
+    found = written.items(collect(Path(args.submissions)), questions(args), keys(Path(".")))
+    written.serve(written.Desk(found, Path(args.book), args.by or who(), args.names), args.port)
 
 
 def adjust(args: argparse.Namespace) -> None:
@@ -189,6 +212,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     sub.add_argument("--format", default="csv", choices=("csv", "exercises", "moodle", "canvas", "gradescope"))
     sub.add_argument("--to", help="file (gradescope: folder) to write")
     sub.add_argument("--template", help="Canvas's own export of its gradebook, to be filled in")
+    _book(sub)
+    _policy(sub)
+
+    sub = action("written", written, "mark written answers by a rubric, on a page of this machine")
+    sub.add_argument("submissions", help=where)
+    sub.add_argument("--names", action="store_true", help="show who wrote an answer (default: not)")
+    sub.add_argument("--port", type=int, default=0, help="of the page (default: any that is free)")
+    sub.add_argument("--by", help="who marks (default: you)")
     _book(sub)
     _policy(sub)
 

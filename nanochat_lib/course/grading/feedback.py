@@ -46,7 +46,7 @@ def _chapter(name: str, one: ChapterMark) -> str:
         lines.append(f"late: {100 * one.factor:.0f} % of the points count")
     if one.written_most:
         lines.append(f"written answers: {one.written:g} of {one.written_most:g} points")
-    lines += one.reasons + result.remarks
+    lines += one.comments + one.reasons + result.remarks
     parts.append("<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else "")
     for id, entry in result.exercises.items():
         parts.append(_exercise(id, entry, one.points[id]))
