@@ -17,7 +17,7 @@ from nanochat_lib.errors import UserError
 
 FOLDERS = ("chapters", "nanochat_lib", "scripts", "docs", "assets", ".binder", ".devcontainer")
 FILES = ("*.md", "*.toml", "*.yml", "LICENSE")
-LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", "bench")  # scripts/bench measures the library, for maintainers
+LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", "bench", "attacks.py")  # the last two are for maintainers
 SECRET_LINE = 24  # characters from which a single line of an answer counts as a leak
 SHORTEST = 8  # characters of a whole answer that is not a coincidence
 

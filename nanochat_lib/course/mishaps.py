@@ -107,8 +107,11 @@ class TookTooLong(BaseException):
 
 
 @contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Stops the block with TookTooLong after `seconds`, where the system can (main thread, POSIX)."""
+def patience(seconds: float, busy: bool = False) -> Iterator[None]:
+    """Stops the block with TookTooLong after `seconds`, where the system can (main thread, POSIX).
+
+    `busy`: of processor time, so that other work on the machine does not count.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,10 +119,11 @@ def patience(seconds: float) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TookTooLong(f"still running after {seconds:.0f} seconds, so it was stopped")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    number, timer = (signal.SIGPROF, signal.ITIMER_PROF) if busy else (signal.SIGALRM, signal.ITIMER_REAL)
+    before = signal.signal(number, stop)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(number, before)

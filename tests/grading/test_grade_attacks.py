@@ -5,15 +5,14 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import grade_attacks
 import grade_course
 import pytest
 
-from nanochat_lib.course.grading import grade, pool, session
+from nanochat_lib.course.grading import attacks, grade, pool, session
 from nanochat_lib.course.grading.submissions import collect
 
 LEVELS = ("bubblewrap", "namespaces")
-MARKER = Path("/tmp/grade_attack")  # a file that some attacks try to make
+MARKER = Path(attacks.MARKER)
 
 
 @pytest.fixture(scope="module")
@@ -31,23 +30,22 @@ def marked(course, desk, tmp_path_factory, listening):
         pytest.skip("this system isolates nothing")
     secret, folder = course / "solutions" / f"{grade_course.STEM}.py", tmp_path_factory.mktemp("handed_in")
     assert grade_course.SECRET in secret.read_text()
-    for name, text in grade_attacks.WORTH_NOTHING.items():
-        text = text.replace("{secret!r}", repr(str(secret))).replace("{port}", str(listening.getsockname()[1]))
-        grade_course.hand_in(folder, name, {"small.merge": text.replace("{{", "{").replace("}}", "}")})
-    for name, text in grade_attacks.CHEATED.items():
+    for name, text in attacks.attacks(str(secret), listening.getsockname()[1]).items():
+        grade_course.hand_in(folder, name, {"small.merge": text})
+    for name, text in attacks.CHEATED.items():
         answers = {"small.merge": text + grade_course.MERGE, "small.scale": text + grade_course.SCALE}
         grade_course.hand_in(folder, name, answers)
     for name in ("aaa honest", "mmm honest", "zzz honest"):
         grade_course.hand_in(folder, name, grade_course.RIGHT)
     MARKER.unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:  # nobody waits long for an endless loop
-        for name, seconds in {"FLOOR": 1.5, "LOADING": 2.5, "GRACE": 0.5}.items():
+        for name, seconds in {"FLOOR": 1.0, "LOADING": 1.5, "WALL": 3.0, "GRACE": 0.5}.items():
             patch.setattr(session, name, seconds)
         waiting = list(grade.tasks(collect(folder), desk, None))
         return {task.paper.learner: result for task, result in grade.graded(waiting, desk, 6)}
 
 
-@pytest.mark.parametrize("name", grade_attacks.WORTH_NOTHING)
+@pytest.mark.parametrize("name", attacks.attacks("", 0))
 def test_an_attack_is_worth_nothing(marked, name):
     result = marked[name]
     assert not isinstance(result, Exception), result
@@ -57,7 +55,7 @@ def test_an_attack_is_worth_nothing(marked, name):
     assert grade_course.SECRET not in repr(result).lower()
 
 
-@pytest.mark.parametrize("name", grade_attacks.CHEATED)
+@pytest.mark.parametrize("name", attacks.CHEATED)
 def test_a_patched_measure_does_not_count(marked, name):
     exercises = marked[name].exercises
     budgets = [row for entry in exercises.values() for row in entry["rows"] if row["kind"] in ("budget", "property")]
@@ -66,12 +64,13 @@ def test_a_patched_measure_does_not_count(marked, name):
 
 
 def test_there_are_at_least_forty(marked):
-    assert len(grade_attacks.WORTH_NOTHING) + len(grade_attacks.CHEATED) >= 40
+    assert len(attacks.attacks("", 0)) + len(attacks.CHEATED) >= 40
 
 
 @pytest.mark.parametrize("name", ["aaa honest", "mmm honest", "zzz honest"])
 def test_the_honest_do_not_suffer(marked, name):
-    assert all(entry["status"] == "passed" for entry in marked[name].exercises.values()), marked[name]
+    rows = [row for entry in marked[name].exercises.values() for row in entry["rows"]]
+    assert [row for row in rows if row["status"] != "passed"] == []
 
 
 def test_nothing_is_left_behind(marked, listening):

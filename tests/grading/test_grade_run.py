@@ -14,6 +14,7 @@ from nanochat_lib.course.grading import grade, key, policy, session
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.marks import marks
 from nanochat_lib.course.grading.submissions import collect
+from nanochat_lib.course.result import Row
 from nanochat_lib.errors import UserError
 
 WRONG = MERGE.replace("i += 2", "i += 1")
@@ -147,7 +148,7 @@ def test_a_wrong_key_grades_nobody(desk, tmp_path, monkeypatch):
     monkeypatch.setattr(grade.pool, "Server", lambda *args: contextlib.nullcontext(desk.server))
 
     def fails(question, case, *rest):
-        return session.Row(case.name, case.kind, "failed", cause="a defect")
+        return Row(case.name, case.kind, "failed", cause="a defect")
 
     monkeypatch.setattr(session, "judge", fails)
     one = next(iter(desk.keys.values()))

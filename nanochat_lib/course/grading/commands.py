@@ -18,6 +18,51 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def bundle(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import handout
+
+    about = handout.bundle(Path("."), Path(args.file), args.salt or "")
+    print(f"{args.file}: version {about['version']}, hash {about['hash']}, {about['files']} files")
+    print("looked through file by file: no answer and no hidden case is in it")
+
+
+def regrade(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import policy, regrade
+
+    regrade.regrade(
+        Path(args.submissions), Path(args.book), policy.load(Path(args.policy)), args.write, chapter=args.chapter or "",
+        jobs=args.jobs or os.cpu_count() or 1, require=args.require_isolation, salt=args.salt or "",
+    )  # fmt: skip
+
+
+def feedback(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import classpage, feedback, grade, resemble
+
+    found = everybody(args)
+    known: dict = {}
+    if not args.no_mutants:
+        cache = Path(args.book).with_suffix(".cache")
+        with grade.open_desk(Path("."), cache, args.chapter or "", args.require_isolation) as desk:
+            for one in desk.keys.values():
+                if any(mark.chapters.get(one.stem) and mark.chapters[one.stem].result for mark in found):
+                    known |= resemble.signatures(desk, one, cache, args.jobs or os.cpu_count() or 1)
+    paths = feedback.write(found, Path(args.to), classpage.class_page(found, known))
+    print(f"{len(paths) - 1} pages in {Path(args.to) / 'learners'}, the class in {paths[-1]}")
+
+
+def similarity(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import similarity
+
+    print(similarity.report(similarity.compared(Path(args.submissions), Path("."), args.chapter or "")))
+
+
+def audit(args: argparse.Namespace) -> int:
+    from nanochat_lib.course.grading.audit import audit
+
+    cache = Path(args.book).with_suffix(".cache")
+    return audit(Path("."), cache, args.require_isolation, args.jobs or os.cpu_count() or 1)
+
+
 def merge(args: argparse.Namespace) -> None:
     from nanochat_lib.course.grading.gradebook import Gradebook
 
@@ -38,14 +83,37 @@ def export(args: argparse.Namespace) -> None:
 
 def everybody(args: argparse.Namespace) -> list:
     """The marks of all learners in the gradebook."""
-    from nanochat_lib.course.grading import marks, policy
+    from nanochat_lib.course.grading import marks, policy, rubric
     from nanochat_lib.course.grading.gradebook import Gradebook
     from nanochat_lib.errors import UserError
 
     if not Path(args.book).exists():
         raise UserError(f"{args.book} does not exist; nanochat grade run SUBMISSIONS/ makes it")
+    found = policy.load(Path(args.policy))
     with Gradebook(Path(args.book)) as book:
-        return marks.marks(book, policy.load(Path(args.policy)))
+        return marks.marks(book, found, rubric.most(questions(args)) if found.rubric else {})
+
+
+def questions(args: argparse.Namespace) -> list:
+    """The written questions that the policy's rubric names."""
+    from nanochat_lib.course.grading import policy, rubric
+    from nanochat_lib.course.registry import chapters
+    from nanochat_lib.errors import UserError
+
+    path = Path(args.policy)
+    name = policy.load(path).rubric
+    if not name:
+        raise UserError(f"{path} names no rubric:, so there are no written answers to mark")
+    return rubric.load(path.parent / name, [f"{chapter.number}_{chapter.topic}" for chapter in chapters()])
+
+
+def written(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import written
+    from nanochat_lib.course.grading.key import keys
+    from nanochat_lib.course.grading.submissions import collect
+
+    found = written.items(collect(Path(args.submissions)), questions(args), keys(Path(".")))
+    written.serve(written.Desk(found, Path(args.book), args.by or who(), args.names), args.port)
 
 
 def adjust(args: argparse.Namespace) -> None:
@@ -100,25 +168,58 @@ def options(parser: argparse.ArgumentParser) -> None:
         sub.set_defaults(act=act)
         return sub
 
+    def grading(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--chapter", help="only this one: 03, attention")
+        sub.add_argument("--jobs", type=int, help="submissions at a time (default: one a processor)")
+        sub.add_argument(
+            "--require-isolation", default="limits", choices=("limits", "strong", "namespaces", "bubblewrap"),
+            metavar="LEVEL", help="refuse to grade with less: limits, strong (namespaces or better), bubblewrap",
+        )  # fmt: skip
+        _book(sub)
+
+    where = "a folder or zip: a folder, notebook or zip a learner, or a Moodle or Canvas download"
+    sub = action("bundle", bundle, "the learner's zip, without any answer or hidden case")
+    sub.add_argument("--file", default="course.zip", help="the zip to write (default: course.zip)")
+    sub.add_argument("--salt", help="the secret word of this class; its fingerprint is noted in the zip")
+
     sub = action("run", run, "grade a folder of submissions")
-    sub.add_argument(
-        "submissions", help="a folder or zip: a folder, notebook or zip a learner, or a Moodle or Canvas download"
-    )
-    sub.add_argument("--chapter", help="only this one: 03, attention")
-    sub.add_argument("--jobs", type=int, help="submissions at a time (default: one a processor)")
-    sub.add_argument(
-        "--require-isolation", default="limits", metavar="LEVEL",
-        choices=("limits", "strong", "namespaces", "bubblewrap"),
-        help="refuse to grade with less: limits, strong (namespaces or better), bubblewrap",
-    )  # fmt: skip
+    sub.add_argument("submissions", help=where)
     sub.add_argument("--salt", help="a secret word: each learner gets cases from a seed of their own")
     sub.add_argument("--shard", metavar="I/N", help="only this part of the learners; merge the gradebooks afterwards")
-    _book(sub)
+    grading(sub)
+
+    sub = action("regrade", regrade, "grade again after a case was fixed: shows who changes before writing")
+    sub.add_argument("submissions", help=where)
+    sub.add_argument("--salt", help="the secret word that the class was graded with")
+    sub.add_argument("--write", action="store_true", help="add the new results to the gradebook")
+    grading(sub)
+    _policy(sub)
+
+    sub = action("feedback", feedback, "a page for each learner, and one of the class")
+    sub.add_argument("--to", default="feedback", help="folder to write (default: feedback)")
+    sub.add_argument("--no-mutants", action="store_true", help="do not compare failures with the kept wrong answers")
+    grading(sub)
+    _policy(sub)
+
+    sub = action("similarity", similarity, "answers that are alike, with what everybody has taken out")
+    sub.add_argument("submissions", help=where)
+    sub.add_argument("--chapter", help="only this one: 03, attention")
+
+    sub = action("audit", audit, "does anything leak, does any attack work, on this machine")
+    grading(sub)
 
     sub = action("export", export, "write the marks for a spreadsheet or another system")
     sub.add_argument("--format", default="csv", choices=("csv", "exercises", "moodle", "canvas", "gradescope"))
     sub.add_argument("--to", help="file (gradescope: folder) to write")
     sub.add_argument("--template", help="Canvas's own export of its gradebook, to be filled in")
+    _book(sub)
+    _policy(sub)
+
+    sub = action("written", written, "mark written answers by a rubric, on a page of this machine")
+    sub.add_argument("submissions", help=where)
+    sub.add_argument("--names", action="store_true", help="show who wrote an answer (default: not)")
+    sub.add_argument("--port", type=int, default=0, help="of the page (default: any that is free)")
+    sub.add_argument("--by", help="who marks (default: you)")
     _book(sub)
     _policy(sub)
 

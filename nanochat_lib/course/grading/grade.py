@@ -6,6 +6,7 @@ says how long each case may take. What is in the gradebook already is not run ag
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import time
@@ -15,13 +16,15 @@ from pathlib import Path
 
 from nanochat_lib import __version__
 from nanochat_lib.course import rules
-from nanochat_lib.course.grading import confine, key, pool, session
+from nanochat_lib.course.grading import confine, key, pool
 from nanochat_lib.course.grading.answers import Answers, gather
+from nanochat_lib.course.grading.batch import run_all
 from nanochat_lib.course.grading.borrowed import borrowed
 from nanochat_lib.course.grading.gradebook import Gradebook, Result
+from nanochat_lib.course.grading.judge import Judged
 from nanochat_lib.course.grading.key import ENGINE, GROUPS, Key
 from nanochat_lib.course.grading.notebooks import Paper, papers
-from nanochat_lib.course.grading.session import Judged, Session
+from nanochat_lib.course.grading.session import Session
 from nanochat_lib.course.grading.submissions import Submission, collect
 from nanochat_lib.course.grammar import solution
 from nanochat_lib.course.learner import LearnerCell
@@ -30,6 +33,10 @@ from nanochat_lib.errors import UserError
 
 WORDS = 400  # characters of one remark or description that are kept
 Say = Callable[[str], None]
+KINDS = {
+    "none": "nothing (None) was returned", "type": "another type", "length": "another length", "keys": "other keys",
+    "shape": "another shape", "dtype": "another dtype", "nan": "not a number (NaN)", "value": "other values",
+}  # fmt: skip
 
 
 @dataclass
@@ -109,7 +116,7 @@ def _right(one: Key, server: pool.Server, limits: dict | None = None) -> list[Ju
         if "hidden" not in cell.tags
     ]
     answers = gather(cells, one.wanted, one.known)
-    ((_, found),) = session.run_all([("", Session(server, one, answers, 0, limits or {}))], 1)
+    ((_, found),) = run_all([("", Session(server, one, answers, 0, limits or {}))], 1)
     if isinstance(found, Exception):
         raise found
     return found
@@ -162,11 +169,11 @@ def tasks(submissions: list[Submission], desk: Desk, book: Gradebook | None) -> 
             answers = gather(paper.cells, one.wanted, one.known)
             late = ["the download marks it as late"] if submission.late else []
             more = [*paper.remarks, *answers.remarks, *remarks, *late]
-            _refuse_borrowed(answers, one)
+            refuse_borrowed(answers, one)
             yield Task(paper, answers, paper_hash(paper), [line[:WORDS] for line in more])
 
 
-def _refuse_borrowed(answers: Answers, one: Key) -> None:
+def refuse_borrowed(answers: Answers, one: Key) -> None:
     """Answers that call the library's own give nothing to run."""
     chapter = [source for source, _, _ in one.steps if source]
     for id, answer in answers.found.items():
@@ -192,7 +199,7 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
             seed = key.seed_of(desk.salt, task.paper.learner)
             yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
 
-    for task, found in session.run_all(sessions(), jobs):
+    for task, found in run_all(sessions(), jobs):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)
 
 
@@ -207,7 +214,7 @@ def result(task: Task, judged: list[Judged], desk: Desk) -> Result:
             group = question.group(case)
             groups[group][1] += 1
             groups[group][0] += row.status == PASSED
-            rows.append(_row(row, group, case.name in question.hidden))
+            rows.append(_row(row, group, case.name in question.hidden, {c.words for c in question.exercise.causes}))
         status = _status(item)
         exercises[item.id] = {
             "status": status, "most": question.points, "groups": groups, "rows": rows,
@@ -228,15 +235,30 @@ def _status(item: Judged) -> str:
     return NOT_ATTEMPTED if any(row.status == NOT_ATTEMPTED for row in item.rows) else FAILED
 
 
-def _row(row: Row, group: str, hidden: bool) -> dict:
-    """A row as the gradebook keeps it: everything, for the instructor; feedback.py decides what learners see."""
+def _row(row: Row, group: str, hidden: bool, named: set[str]) -> dict:
+    """A row as the gradebook keeps it: everything, for the instructor, and `told`, all that a learner may read of it.
+
+    Of a hidden case that is no value: its kind of difference, and a cause in fixed words, without any number.
+    """
     found = {"case": row.case, "kind": row.kind, "group": group, "hidden": hidden, "status": row.status}
     if row.status == FAILED:
         difference = row.difference.kind if row.difference else ""
         more = {"difference": difference, "cause": row.cause, "where": row.where, "expected": row.expected}
         more |= {"got": row.got, "called": row.called, "step": row.step}
         found |= {name: text[:WORDS] for name, text in more.items() if text}
+        fixed = row.cause in named or not any(c.isdigit() for c in row.cause)
+        found["told"] = [_kind(row), row.cause[:WORDS] if fixed or not hidden else ""]
     return found
+
+
+def _kind(row: Row) -> str:
+    """What is wrong in kind, without a value: what feedback says of a hidden case."""
+    if row.difference:
+        return KINDS.get(row.difference.kind, "another value")
+    raised = row.got.split(":")[0].strip()
+    if isinstance(vars(builtins).get(raised), type) and raised.endswith(("Error", "Exception", "Exit", "Interrupt")):
+        return f"it raised {raised}"
+    return ""
 
 
 def run(

@@ -19,6 +19,7 @@ class ChapterMark:
     reasons: list[str] = field(default_factory=list)
     factor: float = 1.0  # what lateness leaves
     written: float = 0.0
+    comments: list[str] = field(default_factory=list)  # on written answers
     written_most: float = 0.0
     isolation: str = ""
     result: Result | None = None
@@ -96,7 +97,7 @@ def _fill(one: ChapterMark, result: Result, policy: Policy) -> None:
 
 
 def _by_hand(mark: LearnerMark, notes: list[Note]) -> None:
-    written: dict[tuple[str, str], float] = {}
+    written: dict[tuple[str, str], Note] = {}
     for note in notes:
         one = mark.chapters.get(note.chapter)
         if one is None:
@@ -105,9 +106,10 @@ def _by_hand(mark: LearnerMark, notes: list[Note]) -> None:
             one.adjusted += note.points
             one.reasons.append(f"{note.points:+g} {note.item or 'the chapter'}: {note.reason} ({note.who})")
         else:
-            written[note.chapter, note.item] = note.points  # the newest counts
-    for (chapter, _), points in written.items():
-        mark.chapters[chapter].written += points
+            written[note.chapter, note.item] = note  # the newest counts
+    for (chapter, item), note in written.items():
+        mark.chapters[chapter].written += note.points
+        mark.chapters[chapter].comments.append(f"{item}: {note.points:g} points ({note.reason})")
 
 
 def _lowest(mark: LearnerMark, count: int) -> tuple[str, ...]:

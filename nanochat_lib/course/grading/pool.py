@@ -206,7 +206,8 @@ def start(
 def _answers(server: Server) -> bool:
     """Does a child come up with its rights given up?"""
     child = server.child()
-    child.send({"do": "load", "word": "try", "name": "", "restore": {}, "pieces": [], "seconds": 5.0})
+    empty = {"id": "", "name": "", "restore": {}, "pieces": [], "seconds": 5.0, "wall": 5.0}
+    child.send({"do": "load", "word": "try", **empty})
     until = time.monotonic() + 30
     try:
         child.line.settimeout(30)

@@ -1,7 +1,11 @@
-"""What a submission can try. Each is an exercise's cell; `HONEST` around it must not suffer.
+"""What a submission can try: exercise cells that define `merge(tokens, pair, new)`, by what they try.
 
-The names say what is tried. `{secret}` is a file of the instructor's, `{port}` a port on which the test listens.
+`nanochat grade audit` and the tests grade each of them among honest answers. MARKER is a file that some try to make.
 """
+
+from __future__ import annotations
+
+MARKER = "/tmp/grade_attack"
 
 MERGE_HEAD = "def merge(tokens, pair, new):\n"
 
@@ -12,7 +16,7 @@ def body(text: str) -> str:
 
 
 # Nothing of these may earn a point: the result is wrong, whatever is done around it.
-WORTH_NOTHING = {
+_WORTH_NOTHING = {
     "a list that equals everything": "class All(list):\n    __eq__ = lambda self, other: True\n    __hash__ = list.__hash__\n"
     + body("return All()"),
     "an object that equals everything": "class All:\n    __eq__ = lambda self, other: True\n    __len__ = lambda self: 3\n"
@@ -151,3 +155,13 @@ CHEATED = {
     "the clock stopped": "import time\ntime.process_time = time.perf_counter = lambda: 0.0\n",
     "the counting patched": "import jax\njax.make_jaxpr = lambda f: (lambda *a: None)\n",
 }
+
+
+def attacks(secret: str, port: int) -> dict[str, str]:
+    """All of them. `secret`: a file of the instructor's to be read; `port`: where somebody listens on this machine."""
+
+    def filled(text: str) -> str:
+        text = text.replace("{secret!r}", repr(secret)).replace("{port}", str(port))
+        return text.replace("{{", "{").replace("}}", "}")
+
+    return {name: filled(text) for name, text in _WORTH_NOTHING.items()}

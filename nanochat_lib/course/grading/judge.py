@@ -1,0 +1,73 @@
+"""What a child sent back against the right result: rows, as the learner's own notebook shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from inspect import Parameter, Signature
+
+from nanochat_lib.course import checker, mishaps
+from nanochat_lib.course.cases import MISSING, Case
+from nanochat_lib.course.grading import wire
+from nanochat_lib.course.grading.key import Put, Question
+from nanochat_lib.course.result import PASSED, Row
+
+
+@dataclass
+class Judged:
+    """One exercise of one submission."""
+
+    id: str
+    rows: list[Row] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # case -> in the child
+    handed_in: bool = True
+    closed: bool = False  # nothing is left to run
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.rows) and all(row.status == PASSED for row in self.rows)
+
+    @property
+    def right(self) -> bool:
+        """So far nothing but budgets has failed."""
+        return bool(self.rows) and all(row.status == PASSED for row in self.rows if row.kind != "budget")
+
+    def close(self, question: Question, status: str, cause: str = "") -> Judged:
+        """The same for all cases."""
+        self.rows = [Row(case.name, case.kind, status, cause=cause) for case in question.cases]
+        self.closed = True
+        return self
+
+
+class Names:
+    """Stands for the learner's function where a message names its arguments."""
+
+    def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
+        named = [Parameter(parameter, Parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters]
+        self.__name__, self.__signature__ = name, Signature(named)
+
+    def __call__(self, *args: object) -> None:
+        raise TypeError("a learner's function is never called in the grader")
+
+
+def judge(question: Question, case: Case, put: Put, reply: dict, names: Names) -> Row:
+    """A child's reply against the right result."""
+    error = reply.get("error")
+    if error is not None:
+        fields = {key: error[key] for key in ("kinds", "text", "line", "stub", "endless")}
+        error = mishaps.Raised(tuple(map(str, fields.pop("kinds"))) or ("?:?",), **fields)
+    if case.limits:
+        row = Row(case.name, "budget", PASSED)
+        measured = error or {
+            name: (float(reply["measured"][name][0]), float(reply["measured"][name][1])) for name in case.limits
+        }
+        checker.judge_budget(row, case, measured)
+        return row
+    noted = reply.get("noted") if isinstance(reply.get("noted"), dict) else {}
+    seen = checker.Observed(reply.get("got", MISSING) if error is None else MISSING, error, noted)
+    if changed := reply.get("changed"):  # a name from the child; one that is none of the function's is not repeated
+        known = [*names.__signature__.parameters, *(f"number {i + 1}" for i in range(len(put.args)))]
+        seen.changed = changed if changed in known else "(one of them)"
+    if error is None and "got" not in reply:
+        raise wire.BadFrame("neither a result nor an error")
+    return checker.judged(question.exercise, case, put.args, put.want, seen, names)

@@ -1,0 +1,137 @@
+"""Written answers: the rubric's file, the page that marks them, what it refuses."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+from grade_course import RIGHT, STEM, cell, hand_in
+from test_grade_book import result
+
+from nanochat_lib.course.grading import feedback, policy, rubric, written
+from nanochat_lib.course.grading.gradebook import Gradebook
+from nanochat_lib.course.grading.key import keys
+from nanochat_lib.course.grading.marks import marks
+from nanochat_lib.course.grading.submissions import collect
+from nanochat_lib.errors import UserError
+
+TEXT = f"""
+questions:
+  - id: small.why
+    chapter: {STEM}
+    prompt: Why <two> at a time?
+    criteria:
+      - {{name: names the overlap, points: 2}}
+      - {{name: "short & clear", points: 0.5}}
+"""
+
+
+@pytest.fixture
+def questions(tmp_path):
+    (tmp_path / "rubric.yaml").write_text(TEXT)
+    return rubric.load(tmp_path / "rubric.yaml", [STEM])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("questions:", "question:", "must hold questions"),
+        ("small.why", "", "lacks id"),
+        ("prompt:", "promt:", "did you mean prompt|there is no 'promt'"),
+        (STEM, "03_data", "there is no chapter '03_data'"),
+        ("points: 2", "points: -1", "above 0"),
+        ("points: 2", "points: .nan", "above 0"),
+        ("points: 2", "weight: 2", "a criterion is"),
+        ('"short & clear"', "names the overlap", "same name"),
+        ("questions:", "a: [", "not YAML"),
+        ("    criteria:", "    criteria: 3\n    x:", "there is no 'x'"),
+    ],
+)
+def test_a_rubric_that_means_nothing_is_refused(tmp_path, old, new, says):
+    (tmp_path / "rubric.yaml").write_text(TEXT.replace(old, new, 1))
+    with pytest.raises(UserError, match=says):
+        rubric.load(tmp_path / "rubric.yaml", [STEM])
+    with pytest.raises(UserError, match="cannot be read"):
+        rubric.load(tmp_path / "none.yaml", [STEM])
+
+
+@pytest.fixture
+def desk(course, questions, tmp_path):
+    folder = tmp_path / "in"
+    code = [cell(text, id) for id, text in RIGHT.items()]
+    hand_in(folder, "ada", cells=[*code, cell("<script>alert(1)</script> overlap", "small.why", "markdown")])
+    hand_in(folder, "bob", cells=[*code, cell("", "small-why", "raw"), cell("two", "small-why", "raw")])
+    hand_in(folder, "cy", RIGHT)
+    found = written.items(collect(folder), questions, keys(course))
+    with Gradebook(tmp_path / "book.sqlite") as book:
+        for name in ("ada", "bob", "cy"):
+            book.add(result(name, STEM))
+    return written.Desk(found, tmp_path / "book.sqlite", "me")
+
+
+@pytest.fixture
+def address(desk):
+    running = written.server(desk)
+    assert running.server_address[0] == "127.0.0.1"
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_port}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def ask(url, fields=None, **headers):
+    data = urllib.parse.urlencode(fields).encode() if fields is not None else None
+    request = urllib.request.Request(url, data, headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_answers_are_found_and_marked(desk, address, questions):
+    assert [(item.learner, item.text[:8]) for item in desk.items] == [("ada", "<script>"), ("bob", "two"), ("cy", "")]
+    code, page = ask(f"{address}/{desk.word}/0")
+    assert code == 200 and "0 of 3 marked" in page and "Why &lt;two&gt;" in page and "&lt;script&gt;alert" in page
+    assert "<script" not in page and "ada" not in page and "short &amp; clear" in page
+    code, page = ask(f"{address}/{desk.word}/0", {"c0": "1.5", "c1": "0.5", "comment": "fine"})
+    assert code == 200 and "1 of 3 marked" in page and "answer 2" in page
+    ask(f"{address}/{desk.word}/0", {"c0": "2", "c1": "0.5", "comment": "seen again"})
+    assert 'value="2"' in ask(f"{address}/{desk.word}/0")[1] and "seen again" in ask(f"{address}/{desk.word}/0")[1]
+    with Gradebook(desk.book) as book:
+        ada, bob, _cy = marks(book, policy.Policy(), rubric.most(questions))
+        assert len(book.notes()) == 4
+    assert ada.chapters[STEM].written == 2.5 and ada.chapters[STEM].possible == 6.5 and bob.chapters[STEM].written == 0
+    assert "small.why/names the overlap: 2 points (seen again)" in feedback.learner_page(ada)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"c0": "3", "c1": "0"}, {"c0": "-1", "c1": "0"}, {"c0": "nan", "c1": "0"}, {"c0": "1"}, {"c0": "x", "c1": "0"}],
+)
+def test_marks_outside_the_rubric_are_not_written(desk, address, fields):
+    code, page = ask(f"{address}/{desk.word}/0", fields)
+    assert code == 200 and "class=bad" in page
+    with Gradebook(desk.book) as book:
+        assert book.notes() == []
+
+
+def test_only_the_page_itself_is_answered(desk, address):
+    right = {"c0": "1", "c1": "0"}
+    for path in ("/", "/0", "/wrong/0", f"/{desk.word}", f"/{desk.word}/9", f"/{desk.word}/x", f"/{desk.word}/../0"):
+        assert ask(address + path)[0] == 404 and ask(address + path, right)[0] == 404
+    assert ask(f"{address}/{desk.word}/0", Host="evil.example")[0] == 404
+    assert ask(f"{address}/{desk.word}/0", right, Origin="http://evil.example")[0] == 404
+    assert ask(f"{address}/{desk.word}/0", {"c0": "1" * 99_999, "c1": "0"})[0] == 404
+    with Gradebook(desk.book) as book:
+        assert book.notes() == []
+
+
+def test_nobody_wrote_anything(tmp_path):
+    assert "Nobody" in written.Desk([], tmp_path / "b.sqlite", "me").show(0)
