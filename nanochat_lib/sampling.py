@@ -73,6 +73,7 @@ def sample(
         values = (logits - jnp.max(logits, axis=-1, keepdims=True)) / jnp.where(temperature > 0, temperature, 1)[
             :, None
         ]
+        values = jnp.where(logits > -jnp.inf, values, -jnp.inf)  # -inf / inf, a large temperature in float32, is none
         values = jax.lax.cond((top_k < vocab).any(), lambda: _top_k(values, logits, top_k), lambda: values)
         values = jax.lax.cond((top_p < 1).any(), lambda: _top_p(values, top_p), lambda: values)
         noise = jax.vmap(lambda k, n: jax.random.gumbel(jax.random.fold_in(k, n), logits.shape[-1:]))(keys, step)

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanochat_lib.sampling import is_greedy, row_keys, sample
@@ -82,10 +82,11 @@ HOSTILE = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38, -1e38, 3.4e38, 1e-45, 50.0]
 
 @given(
     st.lists(st.sampled_from(HOSTILE), min_size=WIDTH, max_size=WIDTH),
-    st.sampled_from([0.0, 1e-30, 1.0, 1e30]),
+    st.sampled_from([0.0, 1e-30, 1.0, 1e30, np.inf]),
     st.sampled_from([0, 1, 2, 5, VOCAB, VOCAB + 1, 10_000]),
     st.sampled_from([1e-6, 0.5, 1.0]),
 )
+@example([0.0] * WIDTH, np.inf, 0, 1.0)  # what 1e39 is in float32
 @settings(max_examples=25, deadline=None)
 def test_whatever_the_logits_only_tokens_are_drawn(logits: list, temperature: float, top_k: int, top_p: float) -> None:
     table = np.array([logits] * 5 + [[0.0] * VOCAB + [np.inf] * (WIDTH - VOCAB)], np.float32)

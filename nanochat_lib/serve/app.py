@@ -123,8 +123,9 @@ def check_settings(settings: Settings) -> None:
         raise UserError(f"max_tokens {settings.max_tokens} must be between 1 and {MOST_TOKENS:,}")
     if settings.queue < 0:
         raise UserError(f"queue {settings.queue} must be at least 0")
-    if settings.token is not None and (not settings.token.isascii() or not settings.token.strip()):
-        raise UserError("the token must be of ASCII characters, not only blanks")
+    token = settings.token
+    if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip()):
+        raise UserError("the token must be of printable ASCII characters, without blanks around them")
     for origin in settings.allow_origins:
         if origin != "*" and (not origin.startswith(("http://", "https://")) or origin.rstrip("/").count("/") != 2):
             raise UserError(f"origin {origin!r} must look like https://name or http://name:port, without a path")

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -148,7 +149,7 @@ def running(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
 
 def greeting(url: str, settings: Any, about: str, stats: dict) -> list[str]:
     """What the terminal shows at the start."""
-    secret = f"/#token={settings.token}" if settings.token else ""
+    secret = f"/#token={quote(settings.token, safe='')}" if settings.token else ""
     lines = [
         f"nanochat: {url}{secret} (Ctrl-C stops it)",
         f"{settings.title}: {about}; {stats['rows']} rows of {readable(stats['bytes_per_row'])}, "

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import numpy as np
@@ -268,7 +269,9 @@ def test_the_greeting_warns_of_an_open_door() -> None:
     lines = server.greeting("http://127.0.0.1:8000", Settings(host="0.0.0.0", title="runs/x · rl"), "small", stats)
     assert lines[1] == "runs/x · rl: small; 8 rows of 3.5 MiB, 32 requests may wait" and "--token" in lines[2]
     assert len(server.greeting("http://[::1]:1", Settings(host="::1"), "small", stats)) == 2
-    assert len(server.greeting("http://127.0.0.1:1", Settings(host="0.0.0.0", token="x"), "small", stats)) == 2
+    lines = server.greeting("http://127.0.0.1:1", Settings(host="0.0.0.0", token="a+b/c&%#=="), "small", stats)
+    assert len(lines) == 2  # and the page reads the token from the address as a form's field
+    assert parse_qs(urlsplit(lines[0].split()[1]).fragment) == {"token": ["a+b/c&%#=="]}
 
 
 # Load

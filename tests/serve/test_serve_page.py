@@ -50,6 +50,8 @@ def script(request) -> list[str]:
         return list("abc" * 1000)
     if asked.startswith("evil"):
         return [EVIL[int(asked[4:])]]
+    if asked == "nothing":
+        return []
     if asked == "fail":
         return ["half", "\0error: <b>no</b> memory"]
     return {"sum": TOOL, "code": [CODE[i : i + 7] for i in range(0, len(CODE), 7)]}.get(asked, ["You said: ", asked])
@@ -228,6 +230,67 @@ def test_errors_are_shown_and_can_be_tried_again(page, here) -> None:
     ask(page, "lost")
     assert "cannot be reached" in page.run("document.querySelector('.error').textContent")
     page.events.clear()  # the browser's own line about the refused request
+
+
+def test_a_long_conversation_goes_on(page, here) -> None:
+    sendable = "import('./page/store.js').then(({{ sendable }}) => sendable({}, {{messages: 4, characters: 5,"
+    sendable += " characters_in_all: 9}})).then(({{ said, dropped }}) => [said.map((m) => m.content).join(), dropped])"
+    kept = {
+        "a A b B": ["a,A,b,B", 0],
+        "a A b B c": ["b,B,c", 1],  # as many messages
+        "a A b B c C d": ["c,C,d", 2],
+        "a A bbb 🐕🐕🐕🐕 cc": ["bbb,🐕🐕🐕🐕,cc", 1],  # as many characters together
+        "a A bbb 🐕🐕🐕🐕 ccc": ["ccc", 2],
+        "a AAAAAA b B c": ["b,B,c", 1],  # as many in one
+        "a bbbbbb": ["a,bbbbbb", 0],  # the last exchange, whatever it is
+        "": ["", 0],
+    }
+    for texts, expected in kept.items():
+        turns = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts.split())]
+        assert page.run(sendable.format(json.dumps(turns))) == expected, texts
+    turns = [{"role": ("user", "assistant")[i % 2], "content": "hi"} for i in range(60)]
+    turns[51]["content"] = "x" * 8001  # an answer of more characters than a message may have
+    page.run(f"localStorage.setItem('nanochat.conversation', JSON.stringify({json.dumps(turns)}))")
+    page.open(here.url + "/")
+    here.batching.context = 10**6
+    here.app.state.served.context = 10**6
+    ask(page, "and now?")
+    assert shown(page)[-1] == "You said: and now?" and len(shown(page)) == 62
+    assert here.batching.requests[-1].tokens.count(257) == 5  # exchanges 26 to 29, and the new one
+    assert "The oldest 26 exchanges no longer fit" in page.run("document.querySelector('.forgotten').textContent")
+    page.click("#show-tokens")
+    page.until("document.querySelector('#chips .forgotten')")
+    ask(page, "x" * 8001)  # the last one is never dropped in silence
+    assert "8,001 characters" in page.run("document.querySelector('.error').textContent")
+    page.until("document.querySelector('#chips .error')")
+    page.events.clear()
+
+
+def test_an_answer_without_a_word(page, here) -> None:
+    ask(page, "nothing")
+    assert shown(page) == ["nothing", "(nothing was written)"]
+    page.click("#show-tokens")
+    page.until("document.querySelectorAll('.chip').length == 11")
+    ask(page, "more")
+    assert here.batching.requests[-1].tokens == said(256, 257, "nothing", 258, 257, "more", 258, 259)
+    page.press("Escape")
+    assert page.run("document.querySelector('#tokens').hidden")
+
+
+def test_who_has_scrolled_up_stays_there(page, here) -> None:
+    ask(page, "code")
+    ask(page, "code")
+    top, end = "document.querySelector('#scroll').scrollTop", "(e => e.scrollHeight - e.clientHeight - e.scrollTop < 2)"
+    assert page.run(f"{end}(document.querySelector('#scroll'))")
+    ask(page, "slow", wait=False)
+    page.until("document.querySelector('.message.going .body')?.textContent.includes('abc')")
+    page.run(f"{top} = 40")
+    page.until("document.querySelector('.message.going .body')?.textContent.length > 60")
+    page.click("#stop")
+    page.until(IDLE)
+    assert page.run(top) == 40
+    ask(page, "code")
+    assert page.run(f"{end}(document.querySelector('#scroll'))")
 
 
 def test_the_sampling_panel_and_the_commands(page, here) -> None:

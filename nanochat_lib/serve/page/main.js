@@ -2,7 +2,7 @@
 import { call, chunks, events, setToken } from "./api.js";
 import { element } from "./markdown.js";
 import * as sampling from "./sampling.js";
-import { loadConversation, saveConversation, saveTheme } from "./store.js";
+import { loadConversation, saveConversation, saveTheme, sendable } from "./store.js";
 import * as tokens from "./tokens.js";
 import { fill, messageNode } from "./view.js";
 
@@ -16,17 +16,19 @@ let messages = loadConversation();
 let writing = null; // the AbortController of the answer that is coming
 let editing = -1; // index of the message that is being changed
 let draft = ""; // what stood in the box before
+let limits = { messages: 500, characters: 8000, characters_in_all: 32000 }; // the server's
 
 // What is seen ---------------------------------------------------------------------------------------------------------
 
 const act = { edit, again, text: (i) => messages[i].content };
 
-function redraw() {
+function redraw(follow = true) {
+  const near = nearBottom();
   list.replaceChildren(...messages.map((message, i) => messageNode(message, i, act)));
   if (messages.at(-1)?.role === "user" && !writing) list.append(unanswered());
   $("welcome").hidden = messages.length > 0 || $("notes").hasChildNodes();
   markEditing();
-  toBottom(true);
+  toBottom(follow || near);
 }
 
 function unanswered() {
@@ -35,9 +37,13 @@ function unanswered() {
   return element("div", { className: "bar shown" }, button);
 }
 
-function toBottom(always) {
-  const near = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
-  if (always || near) scroll.scrollTop = scroll.scrollHeight;
+/** Whether the end is in sight. Asked before something is added: whoever has scrolled up stays there. */
+function nearBottom() {
+  return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 80;
+}
+
+function toBottom(follow) {
+  if (follow) scroll.scrollTop = scroll.scrollHeight;
 }
 
 function note(text, kind = "note") {
@@ -69,7 +75,11 @@ function grow() {
 
 function keep() {
   saveConversation(messages);
-  if (tokens.isOpen()) tokens.show(messages);
+  showTokens();
+}
+
+function showTokens() {
+  if (tokens.isOpen()) tokens.show(messages, limits);
 }
 
 // Saying something -----------------------------------------------------------------------------------------------------
@@ -99,7 +109,7 @@ async function answer() {
   if (writing) return;
   clearNotes();
   const control = (writing = new AbortController());
-  const said = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+  const { said, dropped } = sendable(messages, limits);
   const message = { role: "assistant", content: "" };
   saveConversation(messages);
   messages.push(message);
@@ -110,14 +120,15 @@ async function answer() {
   let frame = 0;
   const paint = () => {
     frame = 0;
+    const near = nearBottom();
     fill(node, message, true);
-    toBottom(false);
+    toBottom(near);
   };
   try {
     const body = { messages: said, ...sampling.options(), forget_oldest: true, details: true };
     const response = await call("chat/completions", body, control.signal);
     for await (const event of events(chunks(response))) {
-      if (event.start) Object.assign(message, { seed: event.start.seed, forgotten: event.start.forgotten });
+      if (event.start) Object.assign(message, { seed: event.start.seed, forgotten: dropped + event.start.forgotten });
       if (event.token) {
         message.content += event.token;
         frame ||= requestAnimationFrame(paint);
@@ -135,7 +146,7 @@ async function answer() {
   cancelAnimationFrame(frame);
   writing = null;
   if (!message.content && message.finish !== "end") messages.pop();
-  redraw();
+  redraw(false);
   buttons();
   keep();
 }
@@ -212,7 +223,8 @@ async function meet() {
     $("title").textContent = info.title;
     $("facts").textContent = `${info.title} · reads and writes up to ${info.context.toLocaleString("en")} tokens`;
     sampling.follow(info.defaults);
-    if (tokens.isOpen()) tokens.show(messages);
+    limits = info.limits;
+    showTokens();
   } catch (error) {
     if (error.status === 401) askForToken();
     else note(error.message, "error");
@@ -255,6 +267,7 @@ document.addEventListener("keydown", (event) => {
     if (writing) stop();
     else if (editing >= 0) leaveEditing();
     else if (!$("settings").hidden) toggle("settings", false);
+    else if (tokens.isOpen()) toggle("tokens", false);
     else return;
     event.preventDefault();
     input.focus();
@@ -271,7 +284,7 @@ $("show-settings").addEventListener("click", () => toggle("settings"));
 for (const id of ["show-tokens", "hide-tokens"]) {
   $(id).addEventListener("click", () => {
     toggle("tokens");
-    if (tokens.isOpen()) tokens.show(messages);
+    showTokens();
   });
 }
 $("theme").addEventListener("click", () => {

@@ -23,6 +23,27 @@ export function loadConversation() {
   return Array.isArray(kept) && kept.every(good) ? kept : [];
 }
 
+/**
+ * What of a conversation can be sent, and how many of its oldest exchanges cannot, as the server takes only so many
+ * messages and characters. The last exchange is always there; if that is too long, the server says so.
+ */
+export function sendable(messages, limits) {
+  const said = messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+  const starts = said.map((_, i) => i).filter((i) => i === 0 || said[i].role === "user");
+  let first = said.length;
+  let kept = 0;
+  let characters = 0;
+  for (const start of starts.toReversed()) {
+    const lengths = said.slice(start, first).map(({ content }) => [...content].length);
+    characters += lengths.reduce((sum, length) => sum + length, 0);
+    const much = said.length - start > limits.messages || characters > limits.characters_in_all;
+    if (kept && (much || Math.max(...lengths) > limits.characters)) break;
+    first = start;
+    kept++;
+  }
+  return { said: said.slice(first), dropped: starts.length - kept };
+}
+
 export const saveConversation = (messages) => write("conversation", messages);
 
 const RANGES = { temperature: [0, 2], top_k: [0, 200], top_p: [0.05, 1], max_tokens: [1, 4096], seed: [0, 2 ** 31 - 1] };

@@ -1,6 +1,7 @@
 // The panel for learners: every token of the conversation, and what the model expected after it.
 import { call } from "./api.js";
 import { element } from "./markdown.js";
+import { sendable } from "./store.js";
 
 const panel = document.querySelector("#tokens");
 const chips = panel.querySelector("#chips");
@@ -14,18 +15,19 @@ let asking = null;
 export const isOpen = () => !panel.hidden;
 
 /** Asks for the tokens of `messages` and shows them; a newer call overtakes an older one. */
-export async function show(messages) {
+export async function show(messages, limits) {
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
   panel.setAttribute("aria-busy", "true");
   try {
-    const body = { messages: messages.map(({ role, content }) => ({ role, content })), top: 10, forget_oldest: true };
+    const { said, dropped } = sendable(messages, limits);
+    const body = { messages: said, top: 10, forget_oldest: true };
     const response = await call("tokens", body, signal);
     const { tokens, forgotten } = await response.json();
     if (signal.aborted) return;
     rows = tokens;
-    draw(forgotten);
+    draw(dropped + forgotten);
   } catch (error) {
     if (error.name === "AbortError") return;
     rows = [];
@@ -53,7 +55,7 @@ function draw(forgotten) {
     out.push(node);
     if (!rows[i].special && name.includes("\n")) out.push(element("br"));
   });
-  if (forgotten) out.unshift(element("p", { className: "dim" }, "The oldest exchanges no longer fit and are not shown."));
+  if (forgotten) out.unshift(element("p", { className: "forgotten dim" }, "The oldest exchanges no longer fit and are not shown."));
   chips.replaceChildren(...out);
   active = -1;
   detail.replaceChildren(hint);

@@ -130,7 +130,7 @@ const ENDS = { length: "cut off at the limit", stopped: "stopped", cancelled: "s
 function facts({ finish, tokens, seconds, seed }) {
   const shown = [];
   if (ENDS[finish]) shown.push(ENDS[finish]);
-  if (tokens) shown.push(`${tokens} tokens`);
+  if (tokens) shown.push(tokens === 1 ? "1 token" : `${tokens} tokens`);
   if (tokens && seconds) shown.push(`${speed(tokens / seconds)} tokens/s`);
   if (seed !== undefined) shown.push(`seed ${seed}`);
   return shown.join(" · ");
