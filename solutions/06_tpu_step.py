@@ -35,6 +35,7 @@ from importlib.util import find_spec
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nanochat_lib.compiled import Module
 from nanochat_lib.course import (  # noqa: F401
@@ -67,6 +68,10 @@ def label(ax, title, x="", y="", legend=False):
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+        if scale == "log":
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
     if legend:
         ax.legend(frameon=False, fontsize=8.5)
 
@@ -142,7 +147,7 @@ predict("tpu_step.p_dispatches")
 from nanochat_lib.course.timeline import record
 
 STEPS = 3
-start = fresh()
+start = jax.block_until_ready(fresh())
 looped = record(lambda: three_functions(start, STEPS))
 reveal("tpu_step.p_dispatches", looped.dispatches // STEPS)
 print(f"in {STEPS} steps Python started {looped.dispatches} programs")
@@ -270,7 +275,7 @@ def one_function(state, steps):
 fused_result = one_function(fresh(), 1)
 same = jax.tree.map(partial(np.allclose, rtol=1e-4, atol=1e-6), fused_result, loop_result)
 print("the same new state as with three functions:", all(jax.tree.leaves(same)))
-start = fresh()
+start = jax.block_until_ready(fresh())
 single = record(lambda: one_function(start, STEPS))
 print(f"in {STEPS} steps Python started {single.dispatches} programs instead of {looped.dispatches}")
 
@@ -323,7 +328,7 @@ def scanned(params, data):
 
 QUICK = {"xla_backend_optimization_level": 0}  # these programs are read, not run
 counts = (1, 4, 16) if fast() else (1, 2, 4, 8, 16)
-weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * LAYERS
+weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")] * 2
 scratch, length = {}, {}
 for way in (at_once, python_loop, scanned):
     for count in counts:
@@ -344,9 +349,9 @@ show(
     fig,
     alt="Scratch memory grows when all rows are done at once; the program grows with a Python loop; a scan keeps both flat.",
 )
-grown = {name: scratch[name, 16] / scratch[name, 1] for name in ("at_once", "scanned")}
+grown = {name: scratch[name, 16] / scratch[name, 4] for name in ("at_once", "scanned")}
 print(
-    f"from 1 to 16 micro-batches scratch grows {grown['at_once']:.1f} times at once, {grown['scanned']:.1f} times in a scan"
+    f"from 4 to 16 micro-batches scratch grows {grown['at_once']:.1f} times at once, {grown['scanned']:.1f} times in a scan"
 )
 
 # %% [markdown] id="donate-look"
@@ -443,7 +448,12 @@ label(ax, "Memory of the small step", "MiB")
 ax.legend(frameon=False, fontsize=8.5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35))
 show(fig, alt="Two stacked bars: without donation the results need as much memory again as the state.")
 saved = parts["kept"]["results"] - parts["donated"]["results"]
-_ = about(saved, 4.0, within=0.01, name="MiB saved: two copies of 4 matrices of 256 × 256 float32, twice")
+_ = about(saved, 2.0, within=0.01, name="MiB saved: 4 matrices of 256 × 256 float32 and their momentum")
+
+# %% [markdown] id="memory-explain"
+# The second copy of the state is gone. The peak falls by less: as long as the results are empty, the compiler uses their
+# place as scratch, and without it asks for scratch of its own. So look at the sum. Between steps the difference is
+# plain: a state is there once, or twice when the caller still holds the old one.
 
 # %% [markdown] id="weak-look"
 # ## 4. Compiled twice
@@ -603,7 +613,7 @@ errors = {
 }
 for name, found in errors.items():
     print(f"{name:34} {found:.1e} of the largest")
-_ = about(error(half(rounded), rounded) * 1e3, 1.4, 0.8, "thousandths lost by rounding the result alone")
+_ = about(error(half(rounded), rounded) * 1e3, 3.3, 0.3, "thousandths lost by rounding the result alone")
 
 # %% [markdown] id="precision-explain"
 # With bfloat16 operands most is lost before the product begins, and no flag brings it back. What can be saved is the
@@ -654,7 +664,7 @@ hidden(
     example("exactly SMALL numbers", ((8, 128), public.mesh_of(8)), 0),
     example("nothing divides", ((50, 50), public.mesh_of(8)), None),
     example("the second, though the first is longer", ((100, 64), public.mesh_of(2, 4)), 1),
-    reference("more shapes", public.some_layout),
+    reference("more shapes", public.some_layout, call=public.each_shape),
 )
 mutant("tpu_step.split_axis", "length % mesh.size == 0", "length >= mesh.size", says="must divide evenly")
 mutant("tpu_step.split_axis", "length % mesh.size", 'length % mesh.shape["data"]', says="all devices count")
@@ -803,9 +813,10 @@ for row, sent in enumerate(traffic.values()):
         ax.barh(row, sent[kind], 0.6, left=left, color=colour, label=kind if row == 0 else None)
         left += sent[kind]
 ax.set_yticks(range(3), list(traffic))
+fig.legend(loc="outside right center", frameon=False, fontsize=8.5)
 ax.invert_yaxis()
 ax.grid(axis="y", visible=False)
-label(ax, "What one device sends in a step of four micro-batches", "KiB", legend=True)
+label(ax, "What one device sends in a step of four micro-batches", "KiB")
 show(fig, alt="Stacked bars of bytes sent by kind of message for three layouts.")
 for name, found in layouts.items():
     counts = ", ".join(
@@ -1196,7 +1207,7 @@ _ = about(
 )
 
 # %% id="compare-figure"
-fig, (left, right) = new_figure(1, 2, height=3.0, sharey=True)
+fig, (left, right) = new_figure(1, 2, height=3.1, sharey=True)
 PARTS = (SKY, BLUE, GREEN, ORANGE, PURPLE, FAINT, RED, "#F0E442")
 for row, found in enumerate(reports.values()):
     start = 0.0
@@ -1210,17 +1221,19 @@ for row, found in enumerate(reports.values()):
         found["by_hand"]["matrix unit"],
         0.3,
         color=BLUE,
-        label="matrix unit, padding included" if row == 0 else None,
+        label="time: matrix unit" if row == 0 else None,
     )
-    right.barh(row + 0.17, found["by_hand"]["memory"], 0.3, color=ORANGE, label="memory traffic" if row == 0 else None)
+    right.barh(
+        row + 0.17, found["by_hand"]["memory"], 0.3, color=ORANGE, label="time: memory traffic" if row == 0 else None
+    )
 left.set_yticks(range(len(reports)), list(reports))
 left.invert_yaxis()
 for ax in (left, right):
     ax.grid(axis="y", visible=False)
-label(left, "Memory of a chip (line: what it has)", "GiB")
+label(left, "Memory (line: what a chip has)", "GiB")
 label(right, "A step takes at least", "seconds")
-fig.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=7.5)
-right.legend(frameon=False, fontsize=7.5)
+handles, names = (a + b for a, b in zip(*(ax.get_legend_handles_labels() for ax in (left, right)), strict=True))
+fig.legend(handles, names, loc="outside lower left", ncols=4, frameon=False, fontsize=7.5)
 show(
     fig,
     alt="Stacked memory bars against each chip's limit, and the least time of a step by matrix unit and by memory, for five cases.",
@@ -1256,12 +1269,14 @@ def plan(chip, head, rows, weights):
         right.bar(0, size / GIB, 0.5, bottom=start, color=colour, label=part)
         start += size / GIB
     right.axhline(limit, color="#222222", linewidth=2)
-    right.set_xlim(-0.5, 1.9)
+    right.set_xlim(-0.5, 0.5)
+    right.set_ylim(0, 1.1 * max(start, limit))
     right.set_xticks([])
-    verdict = "fits, by formulas" if start <= limit else "does not fit"
-    label(right, f"{start:.1f} of {limit:.0f} GiB: {verdict}; MFU at most {bound:.0%}", "", "GiB")
+    verdict = "fits" if start <= limit else "does not fit"
+    label(right, f"{start:.1f} of {limit:.0f} GiB: {verdict}", "", "GiB")
+    left.set_title(f"{chip}: MFU at most {bound:.0%}", loc="left", fontsize=10.5, fontweight="bold")
     handles, names = right.get_legend_handles_labels()
-    right.legend(handles[::-1], names[::-1], frameon=False, fontsize=7.5, loc="upper right")
+    fig.legend(handles[::-1], names[::-1], frameon=False, fontsize=8, loc="outside right center")
     return fig
 
 

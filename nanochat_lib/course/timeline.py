@@ -59,10 +59,9 @@ def read(events: Iterable[dict]) -> Timeline:
             if start >= last.get(thread, 0.0):  # a call is noted twice, the second inside the first
                 started[called[1]] += 1
                 last[thread] = end
-        elif "hlo_op" in event.get("args", {}):
+        elif begin is not None and "hlo_op" in event.get("args", {}):  # not what was still running before
             if spans and start <= spans[-1][1]:
                 spans[-1][1] = max(spans[-1][1], end)
             else:
                 spans.append([start, end])
-    zero = begin or 0.0
-    return Timeline(dict(started), [((start - zero) / 1e3, (end - zero) / 1e3) for start, end in spans])
+    return Timeline(dict(started), [((start - begin) / 1e3, (end - begin) / 1e3) for start, end in spans])

@@ -22,9 +22,10 @@ def event(name, start, length, thread=1, **args):
     return {"ph": "X", "pid": 7, "tid": thread, "name": name, "ts": start, "dur": length, "args": args}
 
 
-def test_nested_notes_of_a_call_count_once_and_overlapping_work_is_one_span():
+def test_nested_notes_of_a_call_count_once_and_overlapping_work_is_one_span_from_the_first_call_on():
     found = read(
         [
+            event("add.0", 900, 50, 2, hlo_op="add.0"),
             event("PjitFunction(step)", 1000, 300),
             event("PjitFunction(step)", 1001, 290),
             event("dot.1", 1100, 400, 2, hlo_op="dot.1"),

@@ -183,8 +183,12 @@ def mesh_of(data: int, fsdp: int = 1) -> jax.sharding.AbstractMesh:
 
 
 def some_layout(rng: np.random.Generator) -> tuple:
-    shape = tuple(int(n) for n in rng.choice([3, 8, 12, 16, 20, 64, 96], int(rng.integers(2, 4))))
-    return shape, mesh_of(int(rng.choice([2, 4, 8])), int(rng.choice([1, 2])))
+    sizes = lambda: tuple(int(n) for n in rng.choice([3, 8, 12, 16, 20, 64, 96], int(rng.integers(2, 4))))  # noqa: E731
+    return tuple(sizes() for _ in range(12)), mesh_of(int(rng.choice([2, 4, 8])), int(rng.choice([1, 2])))
+
+
+def each_shape(fn: object, shapes: tuple, mesh: object) -> tuple:
+    return tuple(fn(shape, mesh) for shape in shapes)
 
 
 def first_that(test: object) -> object:
@@ -436,7 +440,7 @@ EXERCISES = [
             example("three layers' matrices", ((3, 64, 96), mesh_of(4, 2)), 1),
             example("scalars of the blocks", ((24,), mesh_of(8)), None),
             example("one device", ((64, 96), mesh_of(1)), None),
-            reference("other shapes", some_layout),
+            reference("a dozen shapes", some_layout, call=each_shape),
         ],
         causes=[
             suspect("it must divide evenly: being long enough is not enough", first_that(lambda n, m: n >= m.size)),
@@ -473,12 +477,16 @@ EXERCISES = [
             ),
             suspect(
                 "the result of a reduce-scatter is one part already: it was n times as large before",
-                lambda k, r, n: sent_bytes("all-gather", r, n),
+                lambda k, r, n: r / n * (n - 1) if k == "reduce-scatter" else None,
             ),
             suspect(
-                "an all-reduce is a reduce-scatter and an all-gather: twice", lambda k, r, n: sent_bytes(k, r, n) / 2
+                "an all-reduce is a reduce-scatter and an all-gather: twice",
+                lambda k, r, n: r / n * (n - 1) if k == "all-reduce" else None,
             ),
-            suspect("only an all-reduce goes round twice", lambda k, r, n: 2 * sent_bytes(k, r, n)),
+            suspect(
+                "only an all-reduce goes round twice",
+                lambda k, r, n: 2 * sent_bytes(k, r, n) if k != "all-reduce" else None,
+            ),
         ],
         hints=[
             "Draw four devices in a ring. In every round each hands one part to its neighbour. How many rounds?",
@@ -500,9 +508,7 @@ EXERCISES = [
         causes=[
             sign(
                 "tokens_per_s counts all devices together: divide by the peak of all of them",
-                lambda got, want, flops, rate, devices, *rest: (
-                    got is not None and np.isclose(got, (want or got / devices) * devices)
-                ),
+                lambda got, want, flops, rate, devices, *rest: bool(want) and np.isclose(got, want * devices),
             ),
             sign(
                 "a share above 1 is impossible: peak and device do not belong together, return None",
@@ -527,6 +533,7 @@ EXERCISES = [
         "tpu_step.padded",
         cases=[
             example("a perfect fit", (256, 512, 1024, 256), 256 * 512 * 1024),
+            example("eight rows", (8, 512, 1024, 256), 8 * 512 * 1024),
             example("a head of 128, contracted", (2048, 128, 2048, 256), 2048 * 256 * 2048),
             example("a head of 128, streamed", (2048, 2048, 128, 256), 2048 * 2048 * 128),
             prop("never less than the product", some_product, below_the_product),
