@@ -687,7 +687,7 @@ hidden(
     "tpu_step.split_axis",
     example("exactly SMALL numbers", ((8, 128), public.mesh_of(8)), 0),
     example("nothing divides", ((50, 50), public.mesh_of(8)), None),
-    example("the second, though the first is longer", ((100, 64), public.mesh_of(2, 4)), 1),
+    example("the first divides by two only", ((6, 400), public.mesh_of(2, 4)), 1),
     reference("more shapes", public.some_layout, call=public.each_shape),
 )
 mutant("tpu_step.split_axis", "length % mesh.size == 0", "length >= mesh.size", says="must divide evenly")

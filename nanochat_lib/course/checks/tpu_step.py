@@ -540,9 +540,9 @@ EXERCISES = [
             reference("any sizes", some_product),
         ],
         causes=[
-            suspect("one of m and n may stream through in groups of 8; you filled up all three", all_filled),
             suspect("n may be the one that streams, too: take the better of the two", always("m")),
             suspect("m may be the one that streams, too: take the better of the two", always("n")),
+            suspect("one of m and n may stream through in groups of 8; you filled up all three", all_filled),
             suspect("k is summed inside of the unit: it is always filled up", k_streams_too),
             suspect("what streams does so in groups of 8", unfilled_stream),
             sign("round up, not down", lambda got, want, m, k, n, unit: got < want),
