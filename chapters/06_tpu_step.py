@@ -288,11 +288,13 @@ for name, colour, marker in (("at_once", RED, "s"), ("python_loop", ORANGE, "^")
         counts, [scratch[name, c] / 2**20 for c in counts], color=colour, marker=marker, markersize=4, label=words
     )
     right.plot(counts, [length[name, c] for c in counts], color=colour, marker=marker, markersize=4)
+for ax in (left, right):
+    ax.set_xticks(counts)
 label(left, "Scratch memory", "micro-batches of 64 rows", "MiB", legend=True)
 label(right, "Length of the program", "micro-batches of 64 rows", "instructions")
 show(
     fig,
-    alt="Scratch memory grows when all rows are done at once; the program grows with a Python loop; a scan keeps both flat.",
+    alt="Scratch memory grows at once and in a Python loop, whose program grows too; a scan keeps both flat.",
 )
 grown = {name: scratch[name, 16] / scratch[name, 4] for name in ("at_once", "scanned")}
 print(
