@@ -43,6 +43,51 @@ def user_turn(tokenizer: Tokenizer, content: str) -> list[int]:
     return tokenizer.encode(content, prepend="<|user_start|>", append="<|user_end|>")
 
 
+def render_turns(tokenizer: Tokenizer, messages: list[dict]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """(ids, mask, spans [begin, end) of tool calls and results) of checked messages without a system message."""
+    ids: list[int] = [tokenizer.bos_id]
+    mask: list[int] = [0]
+    tool_spans = []
+
+    def special(name: str, learn: int) -> None:
+        ids.append(tokenizer.encode_special(name))
+        mask.append(learn)
+
+    def text(string: str, learn: int) -> None:
+        new = tokenizer.encode(string)
+        ids.extend(new)
+        mask.extend([learn] * len(new))
+
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "user":
+            turn = user_turn(tokenizer, content)
+            ids.extend(turn)
+            mask.extend([0] * len(turn))
+            continue
+        special("<|assistant_start|>", 0)
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            opening, closing, learn = PARTS[part["type"]]
+            begin = len(ids)
+            if opening:
+                special(opening, learn)
+            text(part["text"], learn)
+            if closing:
+                special(closing, learn)
+                tool_spans.append((begin, len(ids)))
+        special("<|assistant_end|>", 1)
+    return ids, mask, tool_spans
+
+
+def cut_point(length: int, tool_spans: list[tuple[int, int]], max_tokens: int) -> int:
+    """How many of `length` tokens stay: at most `max_tokens`, and never a part of a tool span [begin, end)."""
+    cut = min(max_tokens, length)
+    for begin, end in tool_spans:
+        if begin < cut < end:
+            cut = begin
+    return cut
+
+
 def render_conversation(tokenizer: Tokenizer, conversation: dict, max_tokens: int = 2048) -> Rendered:
     """Renders a whole conversation for training.
 
@@ -53,11 +98,8 @@ def render_conversation(tokenizer: Tokenizer, conversation: dict, max_tokens: in
     """
     if max_tokens < 1:
         raise UserError(f"max_tokens {max_tokens} must be at least 1")
-    ids, mask, tool_spans = _render(tokenizer, _merged(conversation))
-    cut = min(max_tokens, len(ids))
-    for begin, end in tool_spans:
-        if begin < cut < end:
-            cut = begin
+    ids, mask, tool_spans = render_turns(tokenizer, _merged(conversation))
+    cut = cut_point(len(ids), tool_spans, max_tokens)
     return Rendered(ids[:cut], mask[:cut], truncated=cut < len(ids))
 
 
@@ -76,7 +118,7 @@ def render_for_completion(tokenizer: Tokenizer, conversation: dict, max_tokens: 
         raise UserError("a conversation to complete must end in an assistant message (empty if there is none yet)")
     start = tokenizer.encode_special("<|assistant_start|>")
     for oldest in range(0, len(messages) - 1, 2):
-        ids = _render(tokenizer, messages[oldest:-1])[0] + [start]
+        ids = render_turns(tokenizer, messages[oldest:-1])[0] + [start]
         if len(ids) <= max_tokens:
             return ids
     # bos, user_start | newest text | user_end, assistant_start
@@ -154,39 +196,3 @@ def _merged(conversation: dict) -> list[dict]:
         return [first, *rest]
     user, *rest = rest
     return [{"role": "user", "content": first["content"] + "\n\n" + user["content"]}, *rest]
-
-
-def _render(tokenizer: Tokenizer, messages: list[dict]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """(ids, mask, spans [begin, end) of tool calls and results) of checked messages without a system message."""
-    ids: list[int] = [tokenizer.bos_id]
-    mask: list[int] = [0]
-    tool_spans = []
-
-    def special(name: str, learn: int) -> None:
-        ids.append(tokenizer.encode_special(name))
-        mask.append(learn)
-
-    def text(string: str, learn: int) -> None:
-        new = tokenizer.encode(string)
-        ids.extend(new)
-        mask.extend([learn] * len(new))
-
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role == "user":
-            turn = user_turn(tokenizer, content)
-            ids.extend(turn)
-            mask.extend([0] * len(turn))
-            continue
-        special("<|assistant_start|>", 0)
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            opening, closing, learn = PARTS[part["type"]]
-            begin = len(ids)
-            if opening:
-                special(opening, learn)
-            text(part["text"], learn)
-            if closing:
-                special(closing, learn)
-                tool_spans.append((begin, len(ids)))
-        special("<|assistant_end|>", 1)
-    return ids, mask, tool_spans

@@ -19,6 +19,7 @@ import importlib.util
 import inspect
 import math
 import re
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ BUILT_IN: dict[str, Callable] = {
     "exact": lambda task: task.reward,
     "format": lambda task: lambda conversation, completion: float(task.answered(conversation, completion)),
 }
+LARGEST = 1e6  # of a reward, either sign: squares and sums of such numbers still fit into float32
 _TERM = re.compile(r"\s*(?:([-+]?[0-9.]+(?:e-?[0-9]+)?)\s*\*)?\s*(\S.*?)\s*", re.IGNORECASE)
 
 
@@ -80,12 +82,15 @@ def _read(path: Path) -> bytes:
 def load(spec: str, task: Task) -> Reward:
     """The reward function of `spec` for `task`. UserError, in one line, for whatever cannot be found or imported.
 
-    What it returns is checked at each call: a number, finite, or a UserError that names the function.
+    What it returns is checked at each call: a number between -LARGEST and LARGEST, or a UserError.
     """
     parts = [(weight, name, _function(name, task)) for weight, name in terms(spec)]
 
     def reward(conversation: Conversation, completion: str) -> float:
-        return sum(weight * _called(name, function, conversation, completion) for weight, name, function in parts)
+        total = sum(weight * _called(name, function, conversation, completion) for weight, name, function in parts)
+        if not abs(total) <= LARGEST:
+            raise UserError(f"rl.reward {spec} came to {total:g}, it must stay within ±{LARGEST:g}; scale it down")
+        return total
 
     return reward
 
@@ -135,9 +140,8 @@ def _module(place: str) -> object:
         module, work = None, lambda: importlib.import_module(place)
     try:
         return work() or module
-    except Exception as error:  # whatever the user's code raises
-        reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise UserError(f"rl.reward: {place} cannot be imported ({type(error).__name__}: {reason})") from error
+    except (Exception, SystemExit) as error:  # whatever the user's code raises, a script's own exit() included
+        raise UserError(f"rl.reward: {place} cannot be imported ({_reason(error)})") from error
 
 
 def _called(name: str, function: Reward, conversation: Conversation, completion: str) -> float:
@@ -145,15 +149,19 @@ def _called(name: str, function: Reward, conversation: Conversation, completion:
         return function(conversation, completion)
     try:
         value = function(copy.deepcopy(conversation), completion)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         question = str(conversation["messages"][0]["content"])[:60]
-        raise UserError(
-            f"rl.reward: {name} failed with {type(error).__name__}: {str(error)[:120]} (question {question!r})"
-        ) from error
+        raise UserError(f"rl.reward: {name} failed with {_reason(error)} (question {question!r})") from error
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several numbers
         number = math.nan
-    if not math.isfinite(number) or isinstance(value, str):
-        raise UserError(f"rl.reward: {name} returned {value!r}, it must return a finite number")
+    if not math.isfinite(number) or isinstance(value, str | bytes):
+        shown = " ".join(reprlib.repr(value).split())
+        raise UserError(f"rl.reward: {name} returned {shown}, it must return a finite number")
     return number
+
+
+def _reason(error: BaseException) -> str:
+    """The error's kind and what it says, short and in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120] or 'no reason given'}"

@@ -148,12 +148,7 @@ def _local_gradients(
         (loss, grads), row_grads = one({name: x[0] for name, x in batch.items()})
     else:
         zeros = jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, dense)
-
-        def add(carry: tuple, micro: dict[str, jax.Array]) -> tuple[tuple, gpt.Rows]:
-            found, row_grads = one(micro)
-            return jax.tree.map(jnp.add, carry, found), row_grads
-
-        (loss, grads), row_grads = jax.lax.scan(add, zeros, batch)
+        (loss, grads), row_grads = accumulate(one, zeros, batch)
 
     with jax.named_scope("embedding_gradients"):  # once a step, not once a micro-batch: a table is large
         flat = {name: g.reshape(-1, g.shape[-1]) for name, g in row_grads.items()}
@@ -162,6 +157,24 @@ def _local_gradients(
         shares = {name: moves.own_share(name, g, whole=False) for name, g in grads.items()}
         shares |= {name: moves.own_share(name, g, whole=True) for name, g in sums.items()}
         return moves.total(loss), {name: shares[name] for name in params}, count
+
+
+def accumulate(one: Callable[[Any], tuple], zeros: Any, batch: Any) -> tuple[Any, Any]:
+    """(sums, rest) over the A micro-batches of `batch`, a tree of arrays (A, …); one after the other, in one program.
+
+    one(micro) -> (a tree like `zeros`, which is added up; a tree which is kept of each, stacked to (A, …)).
+    """
+
+    def add(carry: Any, micro: Any) -> tuple:
+        found, kept = one(micro)
+        return jax.tree.map(jnp.add, carry, found), kept
+
+    return jax.lax.scan(add, zeros, batch)
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """float32 scalars by name: a Python float would be weakly typed and compile the step a second time."""
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -184,11 +197,11 @@ class TrainStep:
 
     @staticmethod
     def hyper(hyper: Hyper | Mapping[str, Any]) -> dict[str, Any]:
-        """float32 scalars: a Python float would be weakly typed and compile the step a second time."""
+        """Lr, momentum and weight decay as `scalars`."""
         values = hyper._asdict() if isinstance(hyper, Hyper) else hyper
         if set(values) != set(HYPER):
             raise UserError(f"train step: hyper has {', '.join(sorted(values))}; needs exactly {', '.join(HYPER)}")
-        return {name: jnp.asarray(values[name], jnp.float32) for name in HYPER}
+        return scalars({name: values[name] for name in HYPER})
 
     @staticmethod
     def batch(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,11 @@ def text(conversation, completion): return "1"
 def nothing(conversation, completion): pass
 def nan(conversation, completion): return math.nan
 def broken(conversation, completion): raise KeyError("oh")
+def lines(conversation, completion): raise ValueError("one\\ntwo" + "x" * 9999)
+def stops(conversation, completion): raise SystemExit(0)
+def long(conversation, completion): return [0] * 9999
+def wide(conversation, completion): return 10**400
+def large(conversation, completion): return -1e7
 def alone(completion): return 1
 number = 3
 """
@@ -36,6 +41,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "bad.py").write_text("1 / 0")
+    (tmp_path / "script.py").write_text("def f(a, b): return 1\nraise SystemExit(0)")
     return tmp_path
 
 
@@ -75,6 +81,7 @@ def test_functions_of_modules(task):
         ("2x*exact", "unknown function '2x*exact'"), ("1e999*exact", "cannot be read"), ("mine.py", "unknown function"),
         ("none.py:f", "there is no file none.py"), ("mine.py:shot", "has no function 'shot'; it has short, one"),
         ("mine.py:number", "has no function 'number'"), ("bad.py:f", "cannot be imported (ZeroDivisionError: division"),
+        ("script.py:f", "cannot be imported (SystemExit: 0)"),  # must not end the run as if all was well
         ("no.such.module:f", "cannot be imported (ModuleNotFoundError"),
         ("mine.py:alone", "must take (conversation, completion), it takes (completion)"),
         ("mine.py:a b", "unknown function"),
@@ -89,12 +96,15 @@ def test_what_cannot_be_found_is_said_before_anything_is_spent(task, mine, spec,
     ("name", "words"),
     [
         ("text", "returned '1', it must return a finite number"), ("nothing", "returned None"), ("nan", "returned nan"),
-        ("broken", "failed with KeyError: 'oh' (question"),
+        ("broken", "failed with KeyError: 'oh' (question"), ("lines", "failed with ValueError: one twoxx"),
+        ("stops", "failed with SystemExit: 0 (question"), ("long", "returned [0, 0"), ("wide", "returned 1000000"),
+        ("large", "came to -1e+07, it must stay within"),  # float32 and its squares must hold it
     ],
 )  # fmt: skip
 def test_what_a_function_returns_is_checked(task, mine, name, words):
     reward = rewards.load(f"mine.py:{name}", task)
-    assert f"mine.py:{name} {words}" in refused(lambda: reward(task[0], "x"))
+    said = refused(lambda: reward(task[0], "x"))
+    assert f"mine.py:{name} {words}" in said and len(said) < 400
     assert rewards.load("mine.py:one", task)(task[0], "x") == 1.0
 
 

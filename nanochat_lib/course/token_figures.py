@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nanochat_lib.bpe import merge
-from nanochat_lib.report.plots import FAINT, INK, ORANGE, STYLE, WIDTH
+from nanochat_lib.report.plots import FAINT, GREEN, INK, ORANGE, STYLE, WIDTH
 from nanochat_lib.report.strips import TINTS, visible
 from nanochat_lib.tokenizer import Tokenizer
 
@@ -48,13 +48,16 @@ def _box(ax: Axes, x: float, y: float, width: float, height: float, colour: str)
     ax.add_patch(Rectangle((x, y), width, height, linewidth=0, facecolor=to_rgba(colour, 0.42)))
 
 
-def token_map(ids: Sequence[int], tokenizer: Tokenizer) -> Figure:
-    """Every token as a box: its text, under it its id, under that its bytes in hexadecimal."""
+def token_map(ids: Sequence[int], tokenizer: Tokenizer, mask: Sequence[int] | None = None) -> Figure:
+    """Every token as a box: its text, under it its id, under that its bytes in hexadecimal, or its `mask` if given.
+
+    With a mask the trained tokens (1) are green, the others grey.
+    """
     cells = []
-    for i in ids:
+    for k, i in enumerate(ids):
         token = tokenizer.id_to_bytes(i)
         hexadecimal = token.hex(" ") if len(token) <= 6 else f"{token[:5].hex(' ')} …"
-        cells.append((as_text(token), str(i), hexadecimal))
+        cells.append((as_text(token), str(i), hexadecimal if mask is None else f"mask {mask[k]}"))
     places, x, line = [], 0.1, 0
     for text, number, hexadecimal in cells:
         width = max(len(text) * CHAR, len(number) * 0.062, len(hexadecimal) * 0.052) + 0.1
@@ -65,13 +68,18 @@ def token_map(ids: Sequence[int], tokenizer: Tokenizer) -> Figure:
     lines = min(1 + max((line for _, line, _ in places), default=0), MAX_LINES)
     size = sum(len(tokenizer.id_to_bytes(i)) for i in ids)
     ratio = f", {size / len(ids):.2f} bytes a token" if ids else ""
+    title = f"{size} bytes in {len(ids)} tokens{ratio}: text, id, bytes"
+    tints = [TINTS[k % len(TINTS)] for k in range(len(ids))]
+    if mask is not None:
+        title = f"{sum(mask)} of {len(ids)} tokens are trained (green): text, id, mask"
+        tints = [GREEN if learn else FAINT for learn in mask]
     with matplotlib.rc_context(STYLE):
-        figure, ax = _canvas(0.45 + lines * LINE, f"{size} bytes in {len(ids)} tokens{ratio}: text, id, bytes")
+        figure, ax = _canvas(0.45 + lines * LINE, title)
         for k, ((text, number, hexadecimal), (x, line, width)) in enumerate(zip(cells, places, strict=True)):
             if line >= lines:
                 break
             top = 0.4 + line * LINE
-            _box(ax, x, top, width, 0.24, TINTS[k % len(TINTS)])
+            _box(ax, x, top, width, 0.24, tints[k])
             middle = x + width / 2
             ax.text(middle, top + 0.12, text, family=MONO, fontsize=9, ha="center", va="center")
             ax.text(middle, top + 0.32, number, family=MONO, fontsize=7.2, ha="center", va="center")

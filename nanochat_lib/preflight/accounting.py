@@ -42,14 +42,18 @@ class Matmul:
         return 2 * self.batch * self.m * self.k * self.n * self.times
 
     def padded_flops(self, unit: int) -> int:
-        """FLOPs that a unit × unit array spends: two of the three sizes are filled up to whole arrays, the third
-        streams in groups of 8. The compiler may choose which; this is the best choice."""
-        up = lambda size, to: -(-size // to) * to  # noqa: E731
-        sizes = (self.m, self.k, self.n)
-        best = min(
-            math.prod(up(size, 8 if i == streamed else unit) for i, size in enumerate(sizes)) for streamed in (0, 2)
-        )
-        return 2 * self.batch * best * self.times
+        """FLOPs that a unit × unit array spends on it."""
+        return 2 * self.batch * padded(self.m, self.k, self.n, unit) * self.times
+
+
+def padded(m: int, k: int, n: int, unit: int) -> int:
+    """Multiplications that a unit × unit array spends on m × k times k × n: k and one of m, n are filled up to whole
+    arrays, the other streams through in groups of 8. The compiler may choose which; this is the best choice."""
+
+    def up(size: int, to: int) -> int:
+        return math.ceil(size / to) * to
+
+    return min(up(m, 8) * up(k, unit) * up(n, unit), up(m, unit) * up(k, unit) * up(n, 8))
 
 
 def scope_of(instruction: Instruction) -> str:

@@ -19,21 +19,31 @@ def memory(config: RunConfig, bytes_per_value: int, loss_chunks: int) -> dict[st
     model, devices, fsdp = config.gpt_config(), config.target.devices, config.compute.fsdp
     groups = count_params(model)
     tables, total = groups["wte"] + groups["value_embeds"], groups["total"]
-    dense, matrices = total - tables, groups["transformer_matrices"]
+    dense = total - tables
     master = 2 if config.compute.masters == "bfloat16" else 4
     tokens = config.pretrain.device_rows * model.sequence_len  # of a micro-batch
     step_tokens = config.horizon().batch_tokens // devices
     kept = KEPT_WITH_REMAT if config.compute.remat == "blocks" else KEPT_PER_LAYER
     width = groups["value_embeds"] // model.padded_vocab_size + model.n_embd  # of all tables together
-    return {
-        "master weights": total * master / devices,
-        "moments": (4 * matrices + 8 * (total - matrices)) / devices,
+    return state_memory(groups, master, devices) | {
         "working copy": total * bytes_per_value / fsdp if devices > 1 or bytes_per_value != master else 0,
         "gradients": dense * 4 / fsdp,
         "table rows' gradients": step_tokens * width * bytes_per_value,
         "one table's gradient": model.padded_vocab_size * model.n_embd * 4,
         "activations": tokens * model.n_layer * kept * model.n_embd * bytes_per_value,
         "logits": tokens / loss_chunks * model.padded_vocab_size * (4 + bytes_per_value),
+    }
+
+
+def state_memory(groups: dict[str, int], master: int, devices: int) -> dict[str, float]:
+    """Bytes of one device between steps: the state is cut over all `devices`, `master` bytes a weight.
+
+    groups: sizing.count_params. Muon keeps one float32 moment of its matrices, AdamW two of everything else.
+    """
+    matrices, total = groups["transformer_matrices"], groups["total"]
+    return {
+        "master weights": total * master / devices,
+        "moments": (4 * matrices + 8 * (total - matrices)) / devices,
     }
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from nanochat_lib.hardware import CHIPS, TOPOLOGIES, Chip
 from nanochat_lib.presets import RunConfig, from_dict
@@ -90,12 +91,7 @@ def read(compiled: object, kind: str, chip: Chip | None) -> dict:
     sizes = compiled.memory_analysis()
     module = Module(compiled.as_text())
     products = accounting.matmuls(module)
-    memory = {
-        "arguments": sizes.argument_size_in_bytes,
-        "results": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
-        "temporary": sizes.temp_size_in_bytes,
-        "program": sizes.generated_code_size_in_bytes,
-    }
+    memory = memory_parts(sizes)
     cost = compiled.cost_analysis() or {}
     found = {
         "fits": True,
@@ -116,6 +112,19 @@ def read(compiled: object, kind: str, chip: Chip | None) -> dict:
         micro = accounting.estimated_cycles(module, body) if body else whole
         found["cycles"] = {"step": whole.by_kind, "micro": micro.by_kind, "uncosted": whole.uncosted}
     return found
+
+
+def memory_parts(sizes: Any) -> dict[str, int]:
+    """Bytes of one device by what they hold, out of a compiled program's memory_analysis(); the sum is the peak.
+
+    A result that is written over a donated argument (aliased) needs no place of its own.
+    """
+    return {
+        "arguments": sizes.argument_size_in_bytes,
+        "results": sizes.output_size_in_bytes - sizes.alias_size_in_bytes,
+        "temporary": sizes.temp_size_in_bytes,
+        "program": sizes.generated_code_size_in_bytes,
+    }
 
 
 def summary(products: list, chip: Chip | None) -> list[dict]:

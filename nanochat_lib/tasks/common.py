@@ -131,6 +131,12 @@ class Task:
         return self.evaluate(conversation, completion)
 
 
+def task_of(item: int, ends: np.ndarray) -> tuple[int, int]:
+    """(which task, which of its conversations) number `item` of all of them is; the tasks' numbers end at `ends`."""
+    task = int(np.searchsorted(ends, item, side="right"))
+    return task, item - (int(ends[task - 1]) if task else 0)
+
+
 class TaskMixture(Task):
     """All conversations of several tasks in one fixed random order (nanochat's). A task listed twice counts twice.
 
@@ -157,9 +163,7 @@ class TaskMixture(Task):
 
     def place(self, index: int) -> tuple[int, int]:
         """(which task, which of its conversations) at `index`, counted before slicing."""
-        item = int(self.order[index])
-        task = int(np.searchsorted(self.ends, item, side="right"))
-        return task, item - (int(self.ends[task - 1]) if task else 0)
+        return task_of(int(self.order[index]), self.ends)
 
     def get_example(self, index: int) -> Conversation:
         task, local = self.place(index)

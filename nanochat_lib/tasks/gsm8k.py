@@ -7,7 +7,7 @@ import re
 from nanochat_lib.tasks.common import Conversation, Task, call_parts, extract_answer, same_number
 from nanochat_lib.tasks.rows import open_rows
 
-_CALL = re.compile(r"(<<[^>]+>>)")
+CALL = re.compile(r"(<<[^>]+>>)")
 
 
 def parts_of(solution: str) -> list[dict[str, str]]:
@@ -17,8 +17,8 @@ def parts_of(solution: str) -> list[dict[str, str]]:
     3.33 in the data. The number that the data repeat after `>>` stays in the next text.
     """
     parts = []
-    for piece in _CALL.split(solution):
-        if not _CALL.fullmatch(piece):
+    for piece in CALL.split(solution):
+        if not CALL.fullmatch(piece):
             parts.append({"type": "text", "text": piece})
             continue
         inner = piece[2:-2]

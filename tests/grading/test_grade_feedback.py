@@ -120,6 +120,7 @@ def test_a_page_says_what_why_and_a_hint(pages):
         and "2 of 3" not in page.split("small.twice")[1][:80]
     )
     assert "&lt;b&gt;ada" in pages["<b>ada"] and "<b>ada" not in pages["<b>ada"]
+    assert "every value is" in page and "multiply" in page
     assert "not handed in" in pages["dora"] and "its cell is not in the notebook" in pages["cy"]
     assert "<script" not in "".join(pages.values()) and "http" not in re.sub(r"http-equiv", "", page)
 

@@ -105,7 +105,9 @@ def test_records_come_back_only_where_their_class_is_expected():
 
 
 @pytest.mark.parametrize(
-    "value", [print, object(), (i for i in "ab"), Band, np.array([object()]), np.zeros(2, "i4,f4"), 1 << 5000], ids=str
+    "value",
+    [print, object(), (i for i in "ab"), Band, np.array([object()]), np.zeros(2, "i4,f4"), 1 << 5000],
+    ids=["function", "object", "generator", "class", "objects", "structured", "long"],
 )
 def test_what_is_no_plain_data_equals_nothing(value):
     back = wire.decode(wire.encode(value))

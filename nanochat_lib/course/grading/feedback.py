@@ -63,9 +63,8 @@ def _exercise(id: str, entry: dict, points: float) -> str:
     counts = [f"{group}: {a} of {b}" for group, (a, b) in entry["groups"].items() if b]
     parts = [head, f"<p>Cases passed: {escape(', '.join(counts))}.</p>"]
     failed = [row for row in entry["rows"] if row["status"] == FAILED]
-    causes = {_told(row)[1] for row in failed}
-    if len(failed) == len(entry["rows"]) and len(causes) == 1:  # nothing could be run
-        return "\n".join([*parts, f"<p>{escape(causes.pop())}</p>"])
+    if entry["remarks"]:  # nothing could be run
+        return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in entry["remarks"])])
     items = [_failed(row) for row in failed[:SHOWN]]
     items += [f"<li>{escape(row['case'])}{_brief(row)}</li>" for row in failed[SHOWN:]]
     parts.append(f"<ul>{''.join(items)}</ul>")
