@@ -258,7 +258,8 @@ def test_other_content_types_and_sizes(shared) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 3}, {"top_k": 300}, {"top_p": 0}, {"max_tokens": 0}, {"queue": -1}, {"token": ""}, {"token": " "},
+    "settings", [{"temperature": 3}, {"top_k": 300}, {"top_p": 0}, {"max_tokens": 0}, {"queue": -1},
+                 {"token": ""}, {"token": " "},
                  {"token": "x\n"}, {"token": "é"}, {"token": "x\x00y"},
                  {"allow_origins": ("example.org",)}, {"allow_origins": ("https://example.org/path",)}],
 )  # fmt: skip
