@@ -107,6 +107,13 @@ def questions(args: argparse.Namespace) -> list:
     return rubric.load(path.parent / name, [f"{chapter.number}_{chapter.topic}" for chapter in chapters()])
 
 
+def export_nbgrader(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.grading import for_nbgrader
+
+    for path in for_nbgrader.export(Path("."), Path(args.folder), args.chapter or ""):
+        print(f"wrote {path}")
+
+
 def written(args: argparse.Namespace) -> None:
     from nanochat_lib.course.grading import written
     from nanochat_lib.course.grading.key import keys
@@ -214,6 +221,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     sub.add_argument("--template", help="Canvas's own export of its gradebook, to be filled in")
     _book(sub)
     _policy(sub)
+
+    sub = action("export-nbgrader", export_nbgrader, "write the chapters as nbgrader's own source tree")
+    sub.add_argument("folder", help="where nbgrader_config.py and source/ go")
+    sub.add_argument("--chapter", help="only this one: 03, attention")
 
     sub = action("written", written, "mark written answers by a rubric, on a page of this machine")
     sub.add_argument("submissions", help=where)

@@ -1,0 +1,129 @@
+"""Submissions a second, start-up and memory of grading; beside nbgrader on the same submissions where it is installed.
+
+Run it in the project's folder. A class is made of right answers and of the kept wrong ones, no two papers the same.
+With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as in an environment
+with the extra nbgrader. Example:
+
+    python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --nbgrader 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from nanochat_lib.course.build import notebook
+from nanochat_lib.course.grading import for_nbgrader, grade
+from nanochat_lib.course.grading.key import Key
+from nanochat_lib.course.grading.submissions import collect
+from nanochat_lib.course.grammar import solution
+from nanochat_lib.sandbox.processes import family
+
+
+def memory_mb(process: int | str = "self") -> float:
+    """Resident memory of a process; not a number where /proc does not tell."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1000
+    except (OSError, StopIteration):
+        return float("nan")
+
+
+def papers(one: Key, count: int, folder: Path, seed: int = 0) -> None:
+    """A notebook a learner: each exercise right, or wrong in one of the kept ways."""
+    rng = random.Random(seed)
+    for i in range(count):
+        cells = []
+        for cell in one.right.cells:
+            if "hidden" in cell.tags:
+                continue
+            if "exercise" in cell.tags:
+                mutants = one.right.notes[cell.metadata["id"]].mutants
+                wrong = rng.random() < 0.25 and mutants
+                cell = replace(cell, source=rng.choice(mutants).source(cell)) if wrong else solution(cell)
+                cell = replace(cell, source=f"{cell.source}\n# learner {i}")
+            cells.append(cell)
+        path = folder / f"learner{i:03d}" / f"{one.stem}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(notebook(cells, one.stem), encoding="utf-8")
+
+
+def by_nbgrader(root: Path, one: Key, folder: Path, count: int) -> float:
+    """Seconds a submission of `nbgrader autograde` on the first `count` of the same notebooks."""
+    for_nbgrader.export(root, folder, one.number)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
+        "COURSE_FAST": "1",
+    }
+    env["COURSE_HOME"] = str(folder / "home")
+
+    def run(*words: str) -> None:
+        command = [sys.executable, "-m", "nbgrader", *words]
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"nbgrader {words[0]} failed:\n{done.stderr[-2000:]}")
+
+    run("generate_assignment", one.stem, "--force")
+    released = json.loads((folder / "release" / one.stem / f"{one.stem}.ipynb").read_text())
+    for learner in sorted((folder.parent / f"{one.stem}-in").iterdir())[:count]:
+        theirs = json.loads((learner / f"{one.stem}.ipynb").read_text())
+        answers = {cell["metadata"].get("id"): cell["source"] for cell in theirs["cells"]}
+        for cell in released["cells"]:
+            if cell["metadata"].get("nbgrader", {}).get("solution"):
+                cell["source"] = answers[cell["metadata"]["id"]]
+        path = folder / "submitted" / learner.name / one.stem / f"{one.stem}.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(released))
+    began = time.monotonic()
+    run("autograde", one.stem, "--create")
+    return (time.monotonic() - began) / count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chapters", nargs="+", default=["00", "05"], help="plain ones and JAX ones (default: 00 05)")
+    parser.add_argument("--learners", nargs="+", type=int, default=[10, 40], help="sizes of the class (default: 10 40)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--nbgrader", type=int, default=0, metavar="N", help="N of the same by nbgrader, too")
+    args = parser.parse_args()
+    root = Path(".").resolve()
+    with tempfile.TemporaryDirectory(prefix="bench-grade-") as scratch:
+        place = Path(scratch)
+        os.environ["COURSE_HOME"] = str(place / "home")
+        for chapter in args.chapters:
+            quiet = lambda words: None  # noqa: E731
+            with grade.open_desk(root, place / "cache", chapter, say=quiet):
+                pass  # the first time on a machine: right answers tried, everything compiled
+            began = time.monotonic()
+            with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
+                (one,) = desk.keys.values()
+                start_up = time.monotonic() - began
+                took = time.monotonic() - began
+                print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}, {args.jobs} jobs")
+                folder = place / f"{one.stem}-in"
+                papers(one, max(args.learners), folder)
+                every = list(grade.tasks(collect(folder), desk, None))
+                list(grade.graded(every[:1], desk, 1))  # the grader's own right results are made
+                for count in args.learners:
+                    began = time.monotonic()
+                    done = list(grade.graded(every[:count], desk, args.jobs))
+                    each = (time.monotonic() - began) / count
+                    assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
+                    server = max(map(memory_mb, [desk.server.process.pid, *family(desk.server.process.pid)]))
+                    used = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
+                    print(f"  {count:>4} submissions: {each:.3f} s each, {1 / each:.1f} a second; {used}", flush=True)
+            if args.nbgrader:
+                theirs = by_nbgrader(root, one, place / f"{one.stem}-nb", args.nbgrader)
+                print(f"  nbgrader: {theirs:.1f} s each, {theirs / each:.0f} times as long", flush=True)
+
+
+if __name__ == "__main__":
+    main()
