@@ -1,8 +1,8 @@
 """Submissions a second, start-up and memory of grading; beside nbgrader on the same submissions where it is installed.
 
 Run it in the project's folder. A class is made of right answers and of the kept wrong ones, no two papers the same.
-With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as in an environment
-with the extra nbgrader. Example:
+With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as in an
+environment with the extra nbgrader. Example:
 
     python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --nbgrader 3
 """
@@ -105,7 +105,6 @@ def main() -> None:
             began = time.monotonic()
             with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()
-                start_up = time.monotonic() - began
                 took = time.monotonic() - began
                 print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}, {args.jobs} jobs")
                 folder = place / f"{one.stem}-in"
