@@ -453,7 +453,7 @@ stops = [
     ("11 Scale, cost", "preflight/", 2, 0),
     ("12 Capstone", "pipeline.py", 3, 0),
 ]
-ready = {"01", "02", "03", "04", "05", "06", "12"}
+ready = {"01", "02", "03", "04", "05", "06", "08", "12"}
 figure, axes = plt.subplots(figsize=(8.4, 3.9))
 for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
     down = y1 != y0

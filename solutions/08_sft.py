@@ -905,7 +905,7 @@ for i, conversation in enumerate(asked):
 # %% id="answers-numbers"
 print(f"ends by itself: base {before[1]:.0%}, SFT {after[1]:.0%}; right: base {before[2]:.0%}, SFT {after[2]:.0%}")
 if not fast():
-    about(100 * before[1], 4, within=8, name="base answers that end by themselves, %")
+    about(100 * before[1], 14, within=14, name="base answers that end by themselves, %")
     about(100 * after[1], 99, within=4, name="SFT answers that end by themselves, %")
     _ = about(100 * after[2], 90, within=10, name="SFT answers that are right, %")
 
@@ -1003,12 +1003,12 @@ for name, (_, _, found) in runs.items():
 # %% [markdown] id="faults-look"
 # Look at the left picture alone. The run with the mask off by one looks like the *best* of the three. It leaves out the
 # hardest target, the first token of each answer, and adds easy ones, such as the `<|user_start|>` or BOS that follows
-# every answer. What it never learned, how to begin, shows only when it must answer: it gets next to nothing right.
+# every answer. What it never learned, how to begin, shows only when it must answer: it gets one answer in ten right.
 #
-# The run without a mask logs the highest loss, for a question is harder to guess than its answer. And then it answers
-# just as well! On this toy its mistake costs nothing that can be measured, which is how such a mistake lives for a month.
-# It may cost more where questions are long and answers few, and half a month later somebody compares two runs by their
-# losses, one with a mask and one without.
+# The run without a mask logs the highest loss, for a question is harder to guess than its answer. Three quarters of each
+# of its steps go into questions that it will never have to ask, and its held-out answers cost about twice as much. Yet it
+# gets as many of them right, and the cost fades: after a longer base training and 160 steps instead of 90 it was 0.005
+# nats. That is how such a mistake lives for a month.
 #
 # The loss does not tell. The targets do: some tokens are never the model's to say, and after
 # `<|assistant_start|>` it always is the model's turn.
@@ -1060,12 +1060,11 @@ for name, their_targets in {"right": right_targets, **wrong_targets}.items():
 # %% id="faults-numbers"
 if not fast():
     late = {name: np.mean(curve[SFT_STEPS // 3 :]) for name, (_, curve, _) in runs.items()}
-    about(late["right"] - late["off by one"], 0.05, within=0.04, name="off by one logs less by, nats")
-    about(
-        held_loss["no mask"] - held_loss["right"], 0.0, within=0.03, name="what no mask costs on held-out answers, nats"
-    )
+    about(late["right"] - late["off by one"], 0.07, within=0.05, name="off by one logs less by, nats")
+    about(held_loss["no mask"] - held_loss["right"], 0.09, within=0.08, name="what no mask costs on answers, nats")
     about(held_loss["off by one"] - held_loss["right"], 0.9, within=0.4, name="what off by one costs, nats")
-    _ = about(100 * runs["off by one"][2][2], 3, within=10, name="answers of off by one that are right, %")
+    about(100 * runs["no mask"][2][2], 92, within=10, name="answers without a mask that are right, %")
+    _ = about(100 * runs["off by one"][2][2], 11, within=12, name="answers of off by one that are right, %")
 
 # %% [markdown] id="own-text"
 # **Your own run.** When you have one (`nanochat run --preset cpu --run-dir runs/mine`, about ten minutes), ask the model

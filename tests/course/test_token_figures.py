@@ -28,6 +28,12 @@ def test_any_text_can_be_drawn(text):
     assert merge_replay(text.encode()[:40], TOKENIZER.merges).axes
 
 
+def test_a_mask_stands_under_the_ids():
+    shown = [t.get_text() for t in token_map([97, 98, 99], TOKENIZER, [0, 1, 1]).axes[0].texts]
+    assert shown[0].startswith("2 of 3 tokens are trained")
+    assert [text for text in shown if text.startswith("mask")] == ["mask 0", "mask 1", "mask 1"]
+
+
 def test_half_a_character_is_shown_as_its_byte():
     assert as_text("é".encode()[:1]) == "c3" and as_text(b" low") == "·low"
 
