@@ -50,6 +50,12 @@ case "$1" in "$FAILING") exit "$CODE" ;; esac
 """
 
 
+def hear() -> None:
+    """A test that was started in the background (nohup, &) is deaf to these, and so would be its children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Train:
     """A project of only train.sh, with a pretended setup.sh and nanochat."""
 
@@ -64,7 +70,7 @@ class Train:
         given = {"LOG": str(self.log), "HANG": "", "FAILING": "", "CODE": "0"} | environment
         return subprocess.Popen(
             ["bash", str(self.root / "scripts" / "cloud" / "train.sh"), *arguments],
-            env=clean | given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=clean | given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear,
         )  # fmt: skip
 
     def run(self, *arguments: str, **environment: str) -> tuple[int, list[list[str]]]:
