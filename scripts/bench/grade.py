@@ -105,7 +105,6 @@ def main() -> None:
             began = time.monotonic()
             with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()
-                start_up = time.monotonic() - began
                 took = time.monotonic() - began
                 print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}, {args.jobs} jobs")
                 folder = place / f"{one.stem}-in"
