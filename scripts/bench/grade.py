@@ -1,8 +1,8 @@
 """Submissions a second, start-up and memory of grading; beside nbgrader on the same submissions where it is installed.
 
 Run it in the project's folder. A class is made of right answers and of the kept wrong ones, no two papers the same.
-With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as in an
-environment with the extra nbgrader. Example:
+With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as they are with
+the extra nbgrader. Example:
 
     python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --nbgrader 3
 """
