@@ -1,7 +1,7 @@
 """Reinforcement learning on a task with a checkable answer: sample, reward, compare within the group, step.
 
 A simplified GRPO that comes close to REINFORCE with the group's mean as baseline, as in nanochat: on-policy, no
-reference model, no ratio clipping, advantages not divided by their deviation. Unlike in nanochat, the loss is normalised
+reference model, no ratio clipping, advantages not divided by their deviation. Unlike in nanochat, the loss is averaged
 over all tokens of the step (DAPO, arXiv:2503.14476), not within each pass, the end token that the model sampled is
 trained too, the rate of a step in which no answer was better than another is zero, and every step compares the
 log-probabilities of sampler and trainer.
