@@ -105,7 +105,7 @@ MIDTRAINED = CHAT | {
     "sft": SFTConfig(
         mixture="nanochat-after-mid", mmlu_copies=0, gsm8k_copies=1, identity_copies=1, warm_start=False,
         embedding_lr=0.2, unembedding_lr=0.004, matrix_lr=0.02, batch_tokens=16384, device_rows=1, lr_frac=0.02,
-        warmdown_ratio=1.0, eval_every=100, eval_tokens=4 * 524288,
+        warmdown_ratio=1.0, momentum_steps=0, eval_every=100, eval_tokens=4 * 524288,
     ),
 }  # fmt: skip
 

@@ -131,6 +131,7 @@ class SFTConfig:
     warmup_ratio: float = 0.0
     warmdown_ratio: float = 0.5
     final_lr_frac: float = 0.0
+    momentum_steps: int = 300  # in which Muon's momentum rises from 0.85 to 0.95; 0: it is 0.95 from the start
     eval_every: int = 200
     eval_tokens: int = 40 * 524288
     save_every: int = 1000

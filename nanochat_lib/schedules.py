@@ -109,7 +109,7 @@ def nanochat_schedule(step: int, total: int, cfg: OptimConfig, recipe: str) -> H
 def sft_schedule(progress: float, step: int, cfg: SFTConfig) -> Hyper:
     """Hyper-parameters of fine-tuning at `progress` (share of the data seen, 0 … 1) and optimiser step `step`.
 
-    The learning rate follows the progress, the momentum the steps (0.85 → 0.95 over 300). `lr` contains
+    The learning rate follows the progress, the momentum the steps (0.85 → 0.95). `lr` contains
     `cfg.lr_frac`, so the optimiser is built with pretraining's rates. Muon's weight decay is zero.
     """
     progress = min(max(progress, 0.0), 1.0)
@@ -117,7 +117,7 @@ def sft_schedule(progress: float, step: int, cfg: SFTConfig) -> Hyper:
         factor = (progress + 1e-8) / cfg.warmup_ratio
     else:
         factor = falling(1 - progress, cfg.warmdown_ratio, cfg.final_lr_frac)
-    return Hyper(cfg.lr_frac * factor, rising_momentum(step, 300, 0.85, 0.95), 0.0)
+    return Hyper(cfg.lr_frac * factor, rising_momentum(step, cfg.momentum_steps, 0.85, 0.95), 0.0)
 
 
 def rl_schedule(step: int, total: int, cfg: RLConfig) -> Hyper:
@@ -135,7 +135,7 @@ def falling(left: float, warmdown: float, final: float) -> float:
 
 
 def rising_momentum(step: int, steps: int, first: float, last: float) -> float:
-    return first + (last - first) * min(step / steps, 1.0)
+    return first + (last - first) * min(step / steps, 1.0) if steps > 0 else last
 
 
 def check_step(step: int, total: int) -> None:

@@ -53,6 +53,7 @@ class Watch(threading.Thread):
         self.deferring = self.saving = 0
         self.told = self.closed = False  # told: the main thread has had its say
         self.leaving = False  # the main thread ends the process as it should
+        self.telling: threading.Thread | None = None
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         # A background job may be born deaf to Ctrl-C, and stays so.
@@ -89,7 +90,8 @@ class Watch(threading.Thread):
             return
         self.notice, self.since = kind, time.monotonic()
         if _link and not told:
-            threading.Thread(target=_link.tell, daemon=True).start()
+            self.telling = threading.Thread(target=_link.tell, daemon=True)
+            self.telling.start()
 
     def deadline(self) -> float:
         if self.notice is Interrupted and in_notebook():
@@ -125,6 +127,8 @@ class Watch(threading.Thread):
         """Ends the process from here; nothing that might hang is waited for."""
         line = f"stopped by {self.notice.word}; {why}: {_kept}, the same command goes on from there"
         briefly(lambda: [say(line), *(call(line) for call in _last_words)])
+        if self.telling:
+            self.telling.join(AGAIN)  # or the others would wait for this process until their own connection times out
         if _link and _link.index == 0:
             time.sleep(AGAIN)  # the others lose their runtime with this process: they are to end before
         os._exit(self.notice.code)

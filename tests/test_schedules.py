@@ -89,6 +89,7 @@ def test_sft_follows_progress_for_the_rate_and_steps_for_the_momentum():
     assert sft_schedule(0.5, 300, cfg) == pytest.approx((0.8, 0.95, 0))
     assert sft_schedule(0.75, 900, cfg) == pytest.approx((0.4, 0.95, 0))
     assert sft_schedule(1.2, 901, cfg) == pytest.approx((0, 0.95, 0))
+    assert sft_schedule(0.5, 0, SFTConfig(momentum_steps=0)).momentum == 0.95
     rates = [sft_schedule(i / 100, i, SFTConfig()).lr for i in range(101)]
     assert rates == sorted(rates, reverse=True) and rates[0] == 0.8 and rates[-1] == 0
 

@@ -222,6 +222,20 @@ def several():
     stopping.link(None)
 
 
+def test_the_others_are_told_before_a_process_of_several_is_gone():
+    done = child("""
+def tell():
+    time.sleep(0.5)
+    os.write(1, b"told")
+stopping.link(stopping.Link(1, tell, lambda: False))
+with stopping.watching(whole=True):
+    me(signal.SIGTERM)
+    time.sleep(20)
+""")
+    assert done.returncode == Preempted.code and done.stdout == "told", done.stderr
+    assert "no training was under way" in done.stderr
+
+
 def wait_for(condition, limit=20):
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:

@@ -55,6 +55,8 @@ def load_bundle(folder: Path) -> list[CoreTask]:
         raise UserError(
             f"{folder}: core.yaml or eval_meta_data.csv is broken ({e!r}); fetch the bundle again"
         ) from None
+    if not isinstance(listing, list) or not listing:
+        raise UserError(f"{folder}: core.yaml lists no tasks under icl_tasks; fetch the bundle again")
     return [_read_task(folder, entry, baselines) for entry in listing]
 
 
@@ -67,28 +69,39 @@ OFFERED = {"multiple_choice": "choices", "schema": "context_options"}
 
 
 def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTask:
-    label, kind = entry["label"], entry["icl_task_type"]
+    try:
+        label, kind = str(entry["label"]), entry["icl_task_type"]
+        path, shots = folder / "eval_data" / entry["dataset_uri"], int(entry["num_fewshot"][0])
+    except (KeyError, TypeError, ValueError, IndexError) as e:
+        raise UserError(f"{folder}: core.yaml has a broken entry, {str(entry)[:80]!r} ({e!r})") from None
     if kind not in FIELDS:
         raise UserError(f"core.yaml: task {label} has type {kind!r}; known: {', '.join(FIELDS)}")
     if label not in baselines:
         raise UserError(f"eval_meta_data.csv has no row for task {label}")
     if not 0 <= baselines[label] < 100:
         raise UserError(f"eval_meta_data.csv: task {label} has the baseline {baselines[label]:g}, must be 0 … 100 %")
-    path = folder / "eval_data" / entry["dataset_uri"]
     if not path.exists():
         raise UserError(f"{path} is missing: task {label} cannot be scored")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path} is not UTF-8 (byte {e.start:,}); fetch the bundle again") from None
     examples = []
     # Not splitlines(): it also cuts at characters that may stand inside a JSON string, such as U+2028.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             example = json.loads(line)
+            if not isinstance(example, dict):
+                raise UserError(f"{path}, line {number}: must be a JSON object")
             missing = [name for name in FIELDS[kind] if name not in example]
         except json.JSONDecodeError as e:
             raise UserError(f"{path}, line {number}: not JSON ({e.msg})") from None
         if missing:
             raise UserError(f"{path}, line {number}: lacks {', '.join(missing)}")
+        if kind in OFFERED and not (isinstance(example["gold"], int) and isinstance(example[OFFERED[kind]], list)):
+            raise UserError(f"{path}, line {number}: gold must be a whole number and {OFFERED[kind]} a list")
         if kind in OFFERED and not 0 <= example["gold"] < len(example[OFFERED[kind]]):
             offered = len(example[OFFERED[kind]])
             raise UserError(f"{path}, line {number}: gold is {example['gold']}, there are {offered} {OFFERED[kind]}")
@@ -96,7 +109,6 @@ def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTa
     if not examples:
         raise UserError(f"{path} holds no examples: task {label} cannot be scored")
     random.Random(SHUFFLE_SEED).shuffle(examples)
-    shots = entry["num_fewshot"][0]
     return CoreTask(label, kind, shots, entry.get("continuation_delimiter", " "), baselines[label], examples)
 
 

@@ -19,7 +19,7 @@ from nanochat_lib import distributed
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
-from nanochat_lib.evaluate.core import score_spans, whole_units
+from nanochat_lib.evaluate.core import ROTARY_FACTOR, score_spans, whole_units
 from nanochat_lib.evaluate.results import Results, gather_shares, own_share
 from nanochat_lib.evaluate.scorer import scorer_for
 from nanochat_lib.evaluate.scores import (
@@ -38,6 +38,7 @@ from nanochat_lib.tokenizer import Tokenizer
 
 SEED = 42
 LONGEST = 10**9  # tokens: nothing is cut
+SHORTEST_PROMPT = 16  # tokens that an open question needs at least
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def categorical(
     UserError when a letter is not a single token: its likelihood would mean nothing.
     """
     items, groups = [], []
+    longest = ROTARY_FACTOR * engine.setup.config.sequence_len  # as for CORE's prompts
     for conversation in conversations:
-        prompt = render_for_completion(tokenizer, conversation, LONGEST)  # whole, as CORE's prompts are
+        prompt = render_for_completion(tokenizer, conversation, longest)
         answers, gold = offered(conversation, task)
         encoded = [tokenizer.encode(answer) for answer in answers]
         if task.scored_over == "letter" and any(len(ids) != 1 for ids in encoded):
@@ -117,7 +119,13 @@ def generative(
 
     `seeds`: one a question, so that its answers do not depend on which others are asked beside it.
     """
-    room = max(getattr(engine, "context", LONGEST) - sampling.max_new_tokens, 5)
+    context = getattr(engine, "context", LONGEST)
+    room = context - sampling.max_new_tokens
+    if room < SHORTEST_PROMPT:
+        raise UserError(
+            f"{task.name}: answers of {sampling.max_new_tokens} tokens leave no room for a question in the context of "
+            f"{context}; use -s evaluation.chat_max_new_tokens={context // 2}"
+        )
     whole = [render_for_completion(tokenizer, conversation, LONGEST) for conversation in conversations]
     prompts = [
         ids if len(ids) <= room else render_for_completion(tokenizer, conversation, room)

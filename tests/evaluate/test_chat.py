@@ -107,6 +107,12 @@ def test_gold_answers_score_one_and_empty_ones_zero(tokenizer):
     assert half["examples"] == 5 and half["ended_share"] == 1
 
 
+def test_answers_that_leave_no_room_for_a_question_are_refused(engine, tokenizer):
+    with pytest.raises(UserError, match=r"leave no room .* evaluation.chat_max_new_tokens=") as e:
+        evaluate_task(engine, tokenizer, Echo(), 2, 4, engine.context - 3)
+    assert "\n" not in str(e.value)
+
+
 def test_chatcore_is_the_mean_of_centred_scores(engine, tokenizer):
     out = evaluate_chat(engine, tokenizer, {"a": Colours(), "b": Echo()}, rows=4, max_new_tokens=4)
     a, b = out["tasks"]["a"], out["tasks"]["b"]

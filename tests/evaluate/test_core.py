@@ -170,6 +170,21 @@ def test_a_bundle_end_to_end(tmp_path, params):
         (lambda d: (d / "eval_data" / "demo.jsonl").write_text("\n\n"), "holds no examples"),
         (lambda d: (d / "eval_data" / "demo.jsonl").write_text("{broken\n"), "line 1: not JSON"),
         (lambda d: (d / "eval_data" / "demo.jsonl").write_text('{"query": "q"}\n'), "line 1: lacks choices, gold"),
+        (lambda d: (d / "eval_data" / "demo.jsonl").write_text("7\n"), "line 1: must be a JSON object"),
+        (
+            lambda d: (d / "eval_data" / "demo.jsonl").write_text('{"query": "q", "choices": ["a"], "gold": "a"}\n'),
+            "line 1: gold must be a whole number",
+        ),
+        (lambda d: (d / "eval_data" / "demo.jsonl").write_bytes(b'{"query": "\xff"}\n'), "not UTF-8"),
+        (lambda d: (d / "core.yaml").write_text("icl_tasks: null\n"), "lists no tasks"),
+        (lambda d: (d / "core.yaml").write_text("icl_tasks:\n- label: demo\n"), "broken entry"),
+        (lambda d: (d / "core.yaml").write_text("icl_tasks:\n- 7\n"), "broken entry"),
+        (
+            lambda d: (d / "core.yaml").write_text(
+                "icl_tasks: [{label: demo, icl_task_type: schema, dataset_uri: demo.jsonl, num_fewshot: []}]"
+            ),
+            "broken entry",
+        ),
     ],
 )
 def test_a_broken_bundle_is_named(tmp_path, params, damage, words):

@@ -167,9 +167,11 @@ def test_bad_frames_are_refused(bad):
 def test_any_bytes_are_a_value_or_refused(data):
     for bytes_ in (data, struct.pack(">QI", 4 + len(data), len(data)) + data):
         try:
-            wire.decode(bytes_)
-        except wire.BadFrame:
-            pass
+            value = wire.decode(bytes_)
+        except wire.BadFrame as refusal:
+            assert str(refusal)
+        else:
+            assert isinstance(wire.encode(value), bytes)  # plain data, which can be sent again
 
 
 def operations(fn, x):

@@ -18,8 +18,9 @@ ZERO, ONE, VALIDATION = "shard_00000.parquet", "shard_00001.parquet", "shard_065
 def start(*argv: str, **env: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "nanochat_lib", "data", "get", *argv]
     return subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        command, cwd=ROOT, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job is deaf to Ctrl-C
+    )  # fmt: skip
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:

@@ -207,7 +207,6 @@ def test_both_end_in_time_when_one_does_not_come_to_a_common_step(killed, second
     assert "stopped by SIGTERM" in pair.text(0)
 
 
-@pytest.mark.slow  # a race: where one ends while the other connects to it, that one waits 30 s and ends with an error
 def test_both_end_at_once_where_training_has_not_begun(killed):
     pair = Pair(killed[0], "in set-up")
     assert pair.wait() == [75, 75], pair.text(0) + pair.text(1)
