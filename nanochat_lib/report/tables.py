@@ -22,6 +22,7 @@ STAGE_TITLES = {
     "rl": "Chat RL",
     "eval_chat": "Chat evaluation",
 }
+INTERVAL = re.compile(r"(\(\S+ – \S+\))")  # stays on its line in the page
 MAX_TEXT = 400  # characters of a model's answer that a table shows
 FIGURES = {  # name in report.json -> (label, kind)
     "vocab_size": ("vocabulary", "count"),
@@ -134,7 +135,8 @@ class Table:
         def cell(tag: str, index: int, text: str) -> str:
             side = "left" if self._left(index) else "right"
             style = f"text-align:{side};white-space:pre-wrap;vertical-align:top"
-            return f'<{tag} style="{style}">{html.escape(clean(text))}</{tag}>'
+            shown = INTERVAL.sub(r'<span style="white-space:nowrap">\1</span>', html.escape(clean(text)))
+            return f'<{tag} style="{style}">{shown}</{tag}>'
 
         head = "".join(cell("th", i, name) for i, name in enumerate(self.columns))
         body = "".join(
