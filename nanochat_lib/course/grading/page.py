@@ -56,7 +56,7 @@ def bars(counts: list[int], labels: list[str], title: str) -> str:
             f'<text {middle} y="148" font-size="11">{label}</text>'
         )
     words = ", ".join(f"{label}: {count}" for label, count in zip(labels, counts, strict=True) if count)
-    size = f"0 0 {width * len(counts)} 155"
+    size = f"0 -10 {width * len(counts)} 165"  # the number above the tallest bar, too
     return (
         f'<figure><svg viewBox="{size}" width="100%" style="max-width:{width * len(counts)}px" role="img" '
         f'aria-label="{escape(title)}: {escape(words)}">{"".join(parts)}</svg>'
