@@ -437,7 +437,7 @@ def test_slurms_options_are_sbatchs(tmp_path) -> None:
     env = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
     words = ["sbatch", "--test-only", "-v", CLOUD / "slurm.sbatch"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
-    seen = dict(re.findall(r"^sbatch: ([a-z-]+) +: (\S+)$", done.stderr, re.M))
+    seen = dict(re.findall(r"^sbatch: ([a-z-]+) +: (.+)$", done.stderr, re.M))
     assert options.keys() <= seen.keys() and "unrecognized" not in done.stderr, done.stderr
     assert "Unable to contact slurm controller" in done.stderr
 
