@@ -416,7 +416,7 @@ hidden(
     "tpu_step.memory_parts",
     example(
         "nothing donated",
-        lambda: (public.sizes(10, 20, 0, 30, 40),),
+        lambda: (public.Sizes(10, 20, 0, 30, 40),),
         {"arguments": 10, "results": 20, "temporary": 30, "program": 40},
     ),
     reference("a random program", public.some_sizes),
@@ -687,9 +687,9 @@ check("tpu_step.split_axis", split_axis)
 # %% tags=["hidden"] id="tpu_step.split_axis.hidden"
 hidden(
     "tpu_step.split_axis",
-    example("exactly SMALL numbers", ((8, 128), public.mesh_of(8)), 0),
-    example("nothing divides", ((50, 50), public.mesh_of(8)), None),
-    example("the first divides by two only", ((6, 400), public.mesh_of(2, 4)), 1),
+    example("exactly SMALL numbers", ((8, 128), public.Mesh(8)), 0),
+    example("nothing divides", ((50, 50), public.Mesh(8)), None),
+    example("the first divides by two only", ((6, 400), public.Mesh(2, 4)), 1),
     reference("more shapes", public.some_layout, call=public.each_shape),
 )
 mutant("tpu_step.split_axis", "length % mesh.size == 0", "length >= mesh.size", says="must divide evenly")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,20 +89,19 @@ def accumulate_output() -> str:
 # ---- memory
 
 
-def sizes(arguments: int, outputs: int, alias: int, temp: int, code: int) -> SimpleNamespace:
+class Sizes(NamedTuple):
     """What memory_analysis() says of a compiled program, as far as it is read."""
-    return SimpleNamespace(
-        argument_size_in_bytes=arguments,
-        output_size_in_bytes=outputs,
-        alias_size_in_bytes=alias,
-        temp_size_in_bytes=temp,
-        generated_code_size_in_bytes=code,
-    )
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    generated_code_size_in_bytes: int
 
 
 def some_sizes(rng: np.random.Generator) -> tuple:
     arguments, outputs, temp, code = (int(n) for n in rng.integers(5_000, 90_000, 4))
-    return (sizes(arguments, outputs, int(rng.integers(100, min(arguments, outputs))), temp, code),)
+    return (Sizes(arguments, outputs, int(rng.integers(100, min(arguments, outputs))), temp, code),)
 
 
 def changed_parts(**other: object) -> object:
@@ -110,7 +109,7 @@ def changed_parts(**other: object) -> object:
     return lambda s: compile_step.memory_parts(s) | {name: make(s) for name, make in other.items()}
 
 
-def one_chip(out: dict, s: SimpleNamespace) -> str:
+def one_chip(out: dict, s: Sizes) -> str:
     whole = s.argument_size_in_bytes + s.output_size_in_bytes + s.temp_size_in_bytes + s.generated_code_size_in_bytes
     total = sum(out.values())
     return "" if total == whole - s.alias_size_in_bytes else f"the parts add up to {total:,} bytes, not to the peak"
@@ -178,13 +177,25 @@ def scalars_output() -> str:
 # ---- layouts
 
 
-def mesh_of(data: int, fsdp: int = 1) -> jax.sharding.AbstractMesh:
-    return jax.sharding.AbstractMesh((data, fsdp), ("data", "fsdp"))
+class Mesh(NamedTuple):
+    """What there is to ask of JAX's abstract mesh; plain data, so that it can be sent to whoever grades."""
+
+    data: int
+    fsdp: int = 1
+    axis_names = ("data", "fsdp")
+
+    @property
+    def size(self) -> int:
+        return self.data * self.fsdp
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {"data": self.data, "fsdp": self.fsdp}
 
 
 def some_layout(rng: np.random.Generator) -> tuple:
     sizes = lambda: tuple(int(n) for n in rng.choice([3, 8, 12, 16, 20, 64, 96], int(rng.integers(2, 4))))  # noqa: E731
-    return tuple(sizes() for _ in range(12)), mesh_of(int(rng.choice([2, 4, 8])), int(rng.choice([1, 2])))
+    return tuple(sizes() for _ in range(12)), Mesh(int(rng.choice([2, 4, 8])), int(rng.choice([1, 2])))
 
 
 def each_shape(fn: object, shapes: tuple, mesh: object) -> tuple:
@@ -214,7 +225,7 @@ def small_ones_too(shape: tuple, mesh: object) -> int | None:
 
 def layout_output() -> str:
     shapes = {"c_q.weight": (1536, 1536), "momentum of 12 matrices": (12, 1536, 6144), "resid_lambdas": (24,)}
-    return "\n".join(f"{n:>24} {s!s:>18}: axis {sharding.split_axis(s, mesh_of(8))}" for n, s in shapes.items())
+    return "\n".join(f"{n:>24} {s!s:>18}: axis {sharding.split_axis(s, Mesh(8))}" for n, s in shapes.items())
 
 
 # ---- messages
@@ -387,7 +398,7 @@ EXERCISES = [
         cases=[
             example(
                 "a donated state",
-                lambda: (sizes(1000, 900, 800, 70, 5),),
+                lambda: (Sizes(1000, 900, 800, 70, 5),),
                 {"arguments": 1000, "results": 100, "temporary": 70, "program": 5},
             ),
             prop("the sum is the peak", some_sizes, one_chip),
@@ -436,10 +447,10 @@ EXERCISES = [
     Exercise(
         "tpu_step.split_axis",
         cases=[
-            example("a matrix", ((64, 96), mesh_of(8)), 0),
-            example("three layers' matrices", ((3, 64, 96), mesh_of(4, 2)), 1),
-            example("scalars of the blocks", ((24,), mesh_of(8)), None),
-            example("one device", ((64, 96), mesh_of(1)), None),
+            example("a matrix", ((64, 96), Mesh(8)), 0),
+            example("three layers' matrices", ((3, 64, 96), Mesh(4, 2)), 1),
+            example("scalars of the blocks", ((24,), Mesh(8)), None),
+            example("one device", ((64, 96), Mesh(1)), None),
             reference("a dozen shapes", some_layout, call=each_shape),
         ],
         causes=[
