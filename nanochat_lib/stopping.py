@@ -53,7 +53,8 @@ class Watch(threading.Thread):
         self.deferring = self.saving = 0
         self.told = self.closed = False  # told: the main thread has had its say
         self.leaving = False  # the main thread ends the process as it should
-        self.telling: threading.Thread | None = None
+        self.first = threading.Lock()  # taken by the first notice, never given back
+        self.sent = threading.Event()  # the other processes know, or need not be told
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         # A background job may be born deaf to Ctrl-C, and stays so.
@@ -86,12 +87,20 @@ class Watch(threading.Thread):
 
     def note(self, kind: type[Preempted], told: bool = False) -> None:
         """The first notice counts; it goes on to the other processes unless it came from there."""
-        if self.notice:
+        if not self.first.acquire(blocking=False):
             return
-        self.notice, self.since = kind, time.monotonic()
-        if _link and not told:
-            self.telling = threading.Thread(target=_link.tell, daemon=True)
-            self.telling.start()
+        if told or not _link:
+            self.sent.set()
+        self.since = time.monotonic()
+        self.notice = kind  # last: the thread acts on it at once
+        if not self.sent.is_set():
+            threading.Thread(target=self.pass_on, args=(_link.tell,), daemon=True).start()
+
+    def pass_on(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        finally:
+            self.sent.set()
 
     def deadline(self) -> float:
         if self.notice is Interrupted and in_notebook():
@@ -127,8 +136,7 @@ class Watch(threading.Thread):
         """Ends the process from here; nothing that might hang is waited for."""
         line = f"stopped by {self.notice.word}; {why}: {_kept}, the same command goes on from there"
         briefly(lambda: [say(line), *(call(line) for call in _last_words)])
-        if self.telling:
-            self.telling.join(AGAIN)  # or the others would wait for this process until their own connection times out
+        self.sent.wait(AGAIN)  # or the others would wait for this process until their own connection times out
         if _link and _link.index == 0:
             time.sleep(AGAIN)  # the others lose their runtime with this process: they are to end before
         os._exit(self.notice.code)
@@ -138,7 +146,7 @@ _watch: Watch | None = None
 _link: Link | None = None
 _last_words: list[Callable[[str], None]] = []
 _kept = "what was finished before counts"
-_alone = False
+_pace = threading.local()  # `alone` belongs to a thread: two of them may enter and leave in any order
 beats = 0  # grows whenever the process shows that it is alive; the stall detector compares
 
 
@@ -239,16 +247,15 @@ def saving() -> Iterator[None]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """In the block this process decides for itself to stop, whatever the others do."""
-    global _alone
-    before, _alone = _alone, True
+    before, _pace.alone = getattr(_pace, "alone", False), True
     try:
         yield
     finally:
-        _alone = before
+        _pace.alone = before
 
 
 def deciding_alone() -> bool:
-    return _link is None or _alone
+    return _link is None or getattr(_pace, "alone", False)
 
 
 def noticed() -> type[Preempted] | None:

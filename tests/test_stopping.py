@@ -257,6 +257,53 @@ def test_a_notice_goes_to_the_other_processes_and_nobody_stops_alone(several, mo
     assert several.told == [1] and not stop.value.agreed
 
 
+def test_a_thread_that_goes_at_its_own_pace_decides_for_itself_only(several):
+    inside, leave = threading.Event(), threading.Event()
+
+    def elsewhere():
+        with stopping.alone():
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=elsewhere)
+    with stopping.alone():
+        thread.start()
+        assert inside.wait(20) and stopping.deciding_alone()
+    assert not stopping.deciding_alone()  # the other thread still is in its block
+    leave.set()
+    thread.join()
+    assert not stopping.deciding_alone()
+
+
+@pytest.mark.parametrize(("before", "between"), [(0.2, 0), (0, 0.2)])
+def test_a_notice_is_whole_whenever_the_thread_looks(before, between):
+    """The thread runs between any two instructions of the handler: it must never see half a notice."""
+    done = child(f"""
+def tell():
+    time.sleep(0.3)
+    os.write(1, b"told")
+stopping.link(stopping.Link(1, tell, lambda: False))
+clock = time.monotonic
+def slowly():
+    now = clock()
+    if threading.current_thread() is threading.main_thread():
+        time.sleep({before})
+    return now
+begin = threading.Thread.start
+def later(self):
+    if threading.current_thread() is threading.main_thread() and self.name != "stopping":
+        time.sleep({between})
+    begin(self)
+threading.Thread.start = later
+with stopping.watching(whole=True):
+    time.monotonic = slowly
+    me(signal.SIGTERM)
+    time.sleep(20)
+""")
+    assert done.returncode == Preempted.code and done.stdout == "told", done.stderr
+    assert "no training was under way" in done.stderr
+
+
 def test_a_service_that_fails_is_no_preemption(several, monkeypatch):
     from jax.experimental import multihost_utils
 
