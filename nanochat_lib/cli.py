@@ -117,9 +117,12 @@ def _opened(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def report(args: argparse.Namespace) -> None:
+    from nanochat_lib.course import standing
     from nanochat_lib.report import write_report
 
     folder = Path(args.run_dir or Path("runs") / DEFAULT_PRESET)
+    if (folder / "config.json").exists():
+        standing.keep(folder)
     write_report(folder)
     print(folder / "report.html")
 

@@ -489,9 +489,12 @@ class Run:
     def report(self) -> dict:
         """Writes report.json, report.md and report.html of the stages that are there; returns report.json's content."""
         from nanochat_lib import distributed
+        from nanochat_lib.course import standing
         from nanochat_lib.report import write_report
         from nanochat_lib.status import Status
 
+        if distributed.place().index == 0:
+            standing.keep(self.dir)
         report = write_report(self.dir)
         if not report["missing"]:
             Status(self.dir, distributed.place().index == 0).write("done")

@@ -216,6 +216,7 @@ def rl(
         "reward": stage.reward,
         "steps": steps,
         "questions": per_step * steps,
+        "heldout_questions": len(held_out),
         "reward_first": figures["reward_heldout_first"],
         "reward_last": figures["reward_heldout_last"],
         "collapsed_share": mean("collapsed"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.preflight import outcome
-from nanochat_lib.report import money
+from nanochat_lib.report import certificate, money
 from nanochat_lib.storage import atomic_write_json, atomic_write_text, read_json
 
 STAGES = ("tokenizer", "pretrain", "eval_base", "sft", "rl", "eval_chat")
@@ -50,7 +50,8 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
     `total_seconds` and `cost_usd` over all stages (each has its own `cost_usd` too; null on an own machine and where no
     price is known), `restarts` (money.restarts; null when there were none), `prediction` (preflight/outcome.py: what
     was `predicted` beside the `actual`, null when nothing was), `mine` (which exercise functions of the course were the
-    learner's, null when none was asked for), `samples`, `missing` (stages without a result) and `problems` (files or
+    learner's, null when none was asked for), `certificate` (report/certificate.py: null where nothing of the course was
+    done), `samples`, `missing` (stages without a result) and `problems` (files or
     lines that could not be read). `machine` defaults to this one.
     Raises UserError when the folder holds no run.
     """
@@ -83,6 +84,7 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         stages[name] = {"seconds": record["seconds"], "cost_usd": costs[name], **figures}
     records, found = read_metrics(folder / "metrics.jsonl")
     problems += found
+    mine = _mine(folder, problems)
     return {
         "preset": config.get("preset"),
         "seed": config.get("seed"),
@@ -92,7 +94,8 @@ def build_report(run_dir: str | Path, machine: dict | None = None) -> dict:
         "cost_usd": money.total(list(costs.values())),
         "restarts": money.restarts(records, rates),
         "prediction": outcome.compare(folder, records),
-        "mine": _mine(folder, problems),
+        "mine": mine,
+        "certificate": certificate.of_run(folder, stages, mine, problems),
         "samples": samples,
         "missing": [name for name, stage in stages.items() if stage is None],
         "problems": problems,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from nanochat_lib.progress import format_seconds
-from nanochat_lib.report import bars, plots, scores, tables
+from nanochat_lib.report import bars, certificate, plots, scores, tables
 from nanochat_lib.report.tables import NOT_EVALUATED, STAGE_TITLES, md_escape, number
 
 TITLE = "nanochat training report"
@@ -36,6 +36,11 @@ th { color: var(--faint); font-weight: 600; white-space: nowrap !important; }
 .tokens i { font-style: normal; border-radius: .2rem; padding: .1rem 0; }
 .t0 { background: #56B4E966; } .t1 { background: #E69F0066; } .t2 { background: #009E7366; }
 .t3 { background: #CC79A766; }
+.certificate { border: 3px double var(--faint); border-radius: .5rem; padding: 1.2rem 1.6rem; margin: 3rem 0;
+  break-before: page; break-inside: avoid; }
+.certificate h2 { margin-top: 0; } .certificate .name { font-size: 1.3rem; border-bottom: 1px solid var(--faint);
+  min-height: 2rem; outline: none; } .certificate .name:empty::before { content: attr(data-empty);
+  color: var(--faint); font-size: 1rem; } @media print { .certificate .name:empty::before { content: ""; } }
 """
 
 
@@ -108,7 +113,33 @@ def to_markdown(report: dict) -> str:
     if report.get("prediction"):
         parts += ["## Predicted and actual", md_escape(_prediction_title(report))]
         parts += [tables.prediction_table(report["prediction"]).to_markdown()]
+    if report.get("certificate"):
+        parts += _certificate_markdown(report)
     return "\n\n".join(parts) + "\n"
+
+
+def _certificate_markdown(report: dict) -> list[str]:
+    found = report["certificate"]
+    shown = [certificate.goals_table(found), certificate.chapters_table(found)]
+    return [
+        "## Certificate", *map(md_escape, certificate.lines(found)),
+        *(table.to_markdown() for table in shown if table.rows), md_escape(certificate.DISCLAIMER),
+    ]  # fmt: skip
+
+
+def _certificate_html(report: dict) -> str:
+    """A page of its own when printed; the name is written into it by whoever prints it."""
+    found = report["certificate"]
+    empty = "click here and write your name, then print"
+    inner = [
+        "<h2>Certificate: nanochat in JAX</h2>",
+        f'<p class="name" contenteditable="plaintext-only" aria-label="name" data-empty="{empty}"></p>',
+        *(f"<p>{html.escape(line)}</p>" for line in certificate.lines(found)),
+        _table(certificate.goals_table(found)),
+        _table(certificate.chapters_table(found)) if found["course"] else "",
+        f'<p class="faint">{html.escape(_subtitle(report))}. {certificate.DISCLAIMER}</p>',
+    ]
+    return f'<section class="certificate">{"".join(inner)}</section>'
 
 
 def _prediction_title(report: dict) -> str:
@@ -204,6 +235,8 @@ def to_html(report: dict, records: list[dict]) -> str:
         title = html.escape(_prediction_title(report))
         table = _table(tables.prediction_table(report["prediction"]))
         body += [f'<h2>Predicted and actual</h2><p class="faint">{title}</p>', table]
+    if report.get("certificate"):
+        body.append(_certificate_html(report))
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # nothing in this page may load or run
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,0 +1,43 @@
+"""Where a learner stands, kept in a run's folder (course.json) so that the run's report can have a certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nanochat_lib.course import overview
+from nanochat_lib.errors import UserError
+from nanochat_lib.storage import atomic_write_json, read_json
+
+FILE = "course.json"
+
+
+def standing() -> dict:
+    """Exercises and points, passed and in all, together and for each chapter; from the learner's own record."""
+    chapters = [
+        {
+            "number": line.chapter.number,
+            "title": line.chapter.title,
+            "passed": line.done,
+            "exercises": line.count,
+            "points": line.points,
+            "all_points": line.all_points,
+        }
+        for line in overview.lines()
+    ]
+    sums = {key: sum(c[key] for c in chapters) for key in ("passed", "exercises", "points", "all_points")}
+    return sums | {"chapters": chapters}
+
+
+def keep(folder: Path) -> None:
+    """Writes course.json where an exercise has passed; what stands there already stays where none has here.
+
+    A run that came from another machine keeps what was known there.
+    """
+    try:
+        found = standing()
+    except UserError as error:  # a report needs no certificate
+        print(f"the report has no new certificate: {error}")
+        return
+    path = Path(folder) / FILE
+    if found["passed"] and not (path.exists() and read_json(path) == found):
+        atomic_write_json(path, found)
