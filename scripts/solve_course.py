@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from nanochat_lib import presets
+from nanochat_lib.cli import settings
 from nanochat_lib.course import grammar
 from nanochat_lib.course.build import sources
 from nanochat_lib.course.exercises import units
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--preset", default="cpu-smoke", help="of both runs (default: %(default)s)")
     parser.add_argument("-s", "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of both runs")
     args = parser.parse_args()
+    presets.override(presets.preset(args.preset), settings(args.set))  # what is wrong with them is said now
     folder = args.folder.resolve()
     found = {stem: cells for stem, cells in sources(ROOT).items() if units(cells)}
     chosen = {stem: c for stem, c in found.items() if not args.chapters or stem[:2] in args.chapters}
