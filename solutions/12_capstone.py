@@ -22,6 +22,14 @@
 # | RL | questions with a checkable answer | a model that answers **right more often** |
 # | chat evaluation | unseen questions | a score for each of the three models |
 #
+# You will
+#
+# - choose a preset, and which functions of the pipeline are **your own**,
+# - see before the run what it needs,
+# - run it, read its report, and talk to the model,
+# - take the model away in nanochat's own format,
+# - and know the commands that do the same on a GPU node and on a TPU.
+#
 # Run it from top to bottom. With the preset `cpu` it takes about ten minutes on two cores. You may stop at any time:
 # started again, it reuses every stage that is finished and continues a stage that is not.
 
@@ -51,6 +59,7 @@ from itertools import islice
 import numpy as np
 
 from nanochat_lib import pipeline
+from nanochat_lib.course import choice, explore, predict, quiz, reveal
 from nanochat_lib.course.parameters import check_parameters, project_root
 from nanochat_lib.report import bars, plots, read_metrics, strips, tables
 from nanochat_lib.report.show import show
@@ -66,6 +75,47 @@ def metrics():
 
 
 print(f"{config.preset}: {config.about}\nseed {config.seed}, run folder {run.dir.name}")
+
+# %% [markdown] id="parts-title"
+# ## Which parts are yours
+#
+# In the chapters you wrote functions of this library: merging tokens, rotating queries, Muon's step, the loss, the
+# advantage. With `mine = "all"` this run puts those that pass into the library's place, before anything is compiled. With
+# `mine = "tokenizer.merge,rl.advantages"` it takes only these. The table counts them, chapter by chapter.
+
+# %% id="parts"
+from nanochat_lib.course.standing import parts_table
+
+parts_table(run.dir)
+
+# %% [markdown] id="parts-rule"
+# A function that no longer passes its checks is left out, with a line saying so. A run that has begun keeps its choice:
+# half a run with other code would be nobody's. `quiz("capstone.q_mine")`
+
+# %% id="parts-quiz"
+quiz("capstone.q_mine")
+
+# %% [markdown] id="preflight-title"
+# ## Pre-flight
+#
+# What will this need? Before a second is spent, sizes alone say how much memory a step holds and how fast it can be at
+# best: no program does its products faster than the machine's peak.
+
+# %% id="preflight"
+from nanochat_lib.preflight import preflight
+from nanochat_lib.preflight.page import page
+
+print(page(preflight(config, compile_it=False)))
+
+# %% [markdown] id="preflight-look"
+# These are formulas. `nanochat preflight` compiles the real step too, and reads from it what the compiler will really
+# hold and move. It does so for TPUs that are not here. For a large run it decides whether you rent.
+#
+# Now a guess of your own, before the run knows: a model of byte pairs, a mere table, needs about 3.9 bits for a byte of
+# the text. How many will yours need? Write `predict("capstone.p_bpb", 2.5)`.
+
+# %% id="bpb-predict"
+predict("capstone.p_bpb")
 
 # %% [markdown] id="tokenizer-title"
 # ## 1. Tokenizer
@@ -141,6 +191,7 @@ show(plots.loss_curve(metrics(), "pretrain"))
 # %% id="bpb"
 figures = pretrain_stage.figures
 show(plots.bpb_curve(metrics(), figures.get("byte_bigram_bpb")))
+reveal("capstone.p_bpb", round(figures["val_bpb_last"], 2))
 tables.figures_table(figures)
 
 # %% [markdown] id="schedules-look"
@@ -269,10 +320,16 @@ show(strips.advantage_plot(rewards[:8]))
 # %% [markdown] id="rl-advantages-look"
 # A row whose answers are all right, or all wrong, has advantage 0 everywhere: it teaches nothing. So RL needs
 # questions that the model gets right *sometimes*. The figure `groups that taught nothing` counts the others.
+#
+# Count the rewards above: so many are right before RL. And after? `predict("capstone.p_reward", 50)`
+
+# %% id="rl-predict"
+predict("capstone.p_reward")
 
 # %% id="rl"
 rl_stage = run.rl()
 show(plots.reward_curve(metrics()))
+reveal("capstone.p_reward", round(100 * rl_stage.figures["reward_last"]))
 tables.figures_table(rl_stage.figures)
 
 # %% [markdown] id="rl-pass-look"
@@ -290,6 +347,13 @@ tables.figures_table(rl_stage.figures)
 chat_stage = run.eval_chat()
 show(bars.before_after_bars(chat_stage.figures["stages"]))
 tables.chat_table(chat_stage.figures["stages"])
+
+# %% [markdown] id="chat-quiz-text"
+# Every score stands with its interval: where it would fall with other questions, in 95 of 100 cases. How much is a change
+# worth? `quiz("capstone.q_moved")`
+
+# %% id="chat-quiz"
+quiz("capstone.q_moved")
 
 # %% [markdown] id="chat-samples-look"
 # Scores hide how a model is wrong. Read a few answers.
@@ -324,6 +388,107 @@ show(bars.time_bars(times))
 print(f"report.html is in {run.dir}")
 tables.time_table(report)
 
+# %% [markdown] id="curves-look"
+# Every logged step is a line of `metrics.jsonl`. Choose a stage and a figure.
+
+# %% id="curves"
+from nanochat_lib.report.plots import any_curve
+
+
+def draw_curve(stage="pretrain", figure="loss"):
+    return any_curve(metrics(), stage, figure)
+
+
+explore(
+    draw_curve,
+    alt="one logged figure of one stage over its steps",
+    stage=choice(["pretrain", "sft", "rl"], "pretrain"),
+    figure=choice(["loss", "lr", "grad_norm", "tokens_per_s", "reward"], "grad_norm"),
+)
+
+# %% [markdown] id="certificate-title"
+# ## 10. Certificate
+#
+# The last page of the report is for you. It says what share of the pipeline's exercise functions was your own code, which
+# exercises passed, and which goals this run reached: better than its bar by more than noise. Open `report.html`, write your
+# name on it, print it.
+
+# %% id="certificate"
+from nanochat_lib.report import certificate
+
+found = report["certificate"]
+if found:
+    print("\n".join(certificate.lines(found)))
+else:
+    print("Solve an exercise in any chapter, or run with mine: then the report has a certificate.")
+certificate.goals_table({"goals": certificate.goals(report["stages"])})
+
+# %% [markdown] id="export-title"
+# ## 11. Take it away
+#
+# The model is yours. `nanochat convert` writes it as nanochat's own files: weights, the optimiser's state and
+# the tokenizer, for PyTorch. Reading them back gives the same numbers, to the last bit. (Here for a model that is small; the
+# command does it for any.)
+
+# %% id="export"
+from nanochat_lib import upstream
+from nanochat_lib.convert import to_upstream
+
+exported = run.dir / "for-nanochat"
+small = pretrain_stage.figures["params"]["total"] < 20_000_000
+if small and not exported.exists():
+    print(to_upstream(run.dir, exported, stage="rl").replace(str(exported), exported.name))
+if small:
+    again, (_, params, _) = upstream.load(exported).params, run.load_model("rl")
+    equal = sum(np.array_equal(again[name], value) for name, value in params.items())
+    print(f"{equal} of {len(params)} arrays read back are the same to the last bit")
+
+# %% [markdown] id="real-title"
+# ## 12. The same on real hardware
+#
+# Nothing in this notebook is for small models only. What changes is the preset, the JAX underneath, and that data must be
+# fetched. First look at what you would rent, from here, for nothing:
+#
+# ```bash
+# nanochat preflight --preset gpu-8-d24            # a page from formulas
+# nanochat preflight --preset tpu-v6e-8-d24        # compiled for the TPU; needs the extra `tpu`
+# nanochat data get climbmix --preset gpu-8-d24 --plan
+# ```
+
+# %% [markdown] id="real-gpu"
+# **A GPU node** (8×H100, Ubuntu, a driver that `nvidia-smi` shows). Clone the course there, then:
+#
+# ```bash
+# NANOCHAT_EXTRAS=cuda12 bash scripts/setup.sh
+# .venv/bin/nanochat doctor                                        # are all eight seen?
+# .venv/bin/nanochat data get climbmix --preset gpu-8-d24
+# .venv/bin/nanochat data get smoltalk mmlu gsm8k arc humaneval core
+# NANOCHAT_EXTRAS=cuda12 bash scripts/capstone.sh gpu-8-d24 --run-dir runs/d24 -s ops.on_finish=shutdown
+# ```
+#
+# The last line runs this notebook with papermill. Stopped, it continues. One large GPU takes `gpu-1-d12` instead.
+
+# %% [markdown] id="real-tpu"
+# **A TPU VM** (v6e-8, the runtime `v2-alpha-tpuv6e`; the recipes in `scripts/cloud/` make one, and delete it again). On it:
+#
+# ```bash
+# NANOCHAT_EXTRAS=tpu bash scripts/setup.sh
+# .venv/bin/nanochat doctor                                        # eight chips, and nobody else holds them
+# .venv/bin/nanochat data get climbmix --preset tpu-v6e-8-d24
+# .venv/bin/nanochat data get smoltalk mmlu gsm8k arc humaneval core
+# NANOCHAT_EXTRAS=tpu bash scripts/capstone.sh tpu-v6e-8-d24 --run-dir runs/d24 -s ops.durable=gs://my-bucket/d24
+# ```
+#
+# `ops.durable` is a bucket: a spot machine may go at any minute, and the next one continues from there. A slice of several
+# machines has no notebook: there, each runs the same commands, stage by stage.
+#
+# ```bash
+# .venv/bin/nanochat tokenizer --preset tpu-v6e-64-d32 --run-dir runs/d32 -s ops.durable=gs://my-bucket/d32
+# .venv/bin/nanochat pretrain --preset tpu-v6e-64-d32 --run-dir runs/d32 -s ops.durable=gs://my-bucket/d32
+# ```
+#
+# Costs, capacity, and what happens when the machine is taken away: `docs/rented-machines.md`.
+
 # %% [markdown] id="next"
 # ## What you have seen
 #
@@ -332,6 +497,13 @@ tables.time_table(report)
 # - A number means something beside its yardstick: the byte bigram for bpb, guessing for choices, the model before for
 # RL.
 # - RL did not add knowledge: it made right answers, which the model already gave sometimes, likelier.
+#
+# > **Takeaway.** A chat model is one objective run four times: on text, on conversations, on its own answers, and each
+# > time on data that somebody chose. The code between is short enough to have been written by you.
+#
+# **What was simplified.** The world and its questions are invented and small, the model has a thousandth of a d24's numbers,
+# and every evaluation has 128 questions. The steps, the order, the optimiser, the chat format, the tool and the evaluation
+# are nanochat's. They are in `nanochat_lib/pipeline.py`, a stage a method.
 #
 # Try next: another `seed` (how much do the scores move?), `overrides = "pretrain.steps=200"` (what breaks first,
 # facts or spelling?), or `corpus` with your own text.

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import pytest
 from test_report import MACHINE, make_run
 
-from nanochat_lib.course import standing, state
-from nanochat_lib.report import certificate, write_report
+from nanochat_lib.course import registry, standing, state
+from nanochat_lib.report import certificate, plots, write_report
 
 PASSED = {
     "passed": 3, "exercises": 5, "points": 4, "all_points": 9,
@@ -125,6 +125,30 @@ def test_standing_is_the_learners_record_and_outlives_a_move(tmp_path, monkeypat
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "another machine"))
     standing.keep(tmp_path)
     assert json.loads((tmp_path / standing.FILE).read_text()) == kept
+
+
+def test_the_parts_that_are_the_learners(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path))
+    with state.change() as record:
+        for name in ("tokenizer.merge", "tokenizer.get_pair_counts"):
+            record["exercises"][name] = {"passed": True}
+    (tmp_path / "mine.json").write_text(json.dumps({"used": ["tokenizer.merge"]}))
+    rows = {row[0][:2]: row[1:] for row in standing.parts_table(tmp_path).rows}
+    of = [entry.id for c in registry.chapters() if c.number == "01" for entry in c.exercises if entry.library]
+    passed = len({"tokenizer.merge", "tokenizer.get_pair_counts"} & set(of))
+    assert rows["01"] == (str(len(of)), str(passed), "1") and rows["02"][1:] == ("0", "0")
+    assert rows["to"] == (str(sum(int(row[0]) for key, row in rows.items() if key != "to")), str(passed), "1")
+
+
+def test_any_logged_figure_is_drawn_and_one_that_is_not_logged_says_so():
+    records = [{"stage": "sft", "step": n, "loss": 1 / n} for n in (1, 2, 4)] + [
+        {"stage": "rl", "step": 1, "loss": None}
+    ]
+    line = plots.any_curve(records, "sft", "loss").axes[0].lines[0]
+    assert line.get_xydata().tolist() == [[1, 1], [2, 0.5], [4, 0.25]]
+    for stage, figure in (("rl", "loss"), ("sft", "reward"), ("nothing", "loss")):
+        ax = plots.any_curve(records, stage, figure).axes[0]
+        assert not ax.lines and ax.texts[0].get_text() == f"{stage} logs no {figure}"
 
 
 class Section(HTMLParser):

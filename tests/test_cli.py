@@ -312,8 +312,10 @@ def test_the_exit_code_is_the_commands(monkeypatch, capsys) -> None:
 
 
 def commands_in(name: str) -> list[str]:
-    """Lines of the shell blocks, and commands in running text."""
+    """Lines of the shell blocks, and commands in running text; of a chapter's source, in its text cells."""
     text = (ROOT / name).read_text(encoding="utf-8")
+    if name.endswith(".py"):
+        text = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if line[:1] == "#")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\n", " ")
@@ -321,7 +323,7 @@ def commands_in(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "solutions/12_capstone.py"])
 def test_documented_commands_exist(name: str) -> None:
     found = commands_in(name)
     assert found

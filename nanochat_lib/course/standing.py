@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nanochat_lib.course import overview
+from nanochat_lib.course import borrow, overview, registry, state
 from nanochat_lib.errors import UserError
+from nanochat_lib.report.tables import Table
 from nanochat_lib.storage import atomic_write_json, read_json
 
 FILE = "course.json"
@@ -41,3 +42,20 @@ def keep(folder: Path) -> None:
     path = Path(folder) / FILE
     if found["passed"] and not (path.exists() and read_json(path) == found):
         atomic_write_json(path, found)
+
+
+def parts_table(folder: Path) -> Table:
+    """The pipeline's functions that are exercises, by chapter: how many there are, have passed, and are in this run."""
+    path = Path(folder) / borrow.FILE
+    used = set(read_json(path)["used"]) if path.exists() else set()
+    records, rows = state.read()["exercises"], []
+    for chapter in registry.chapters():
+        names = [entry.id for entry in chapter.exercises if entry.library]
+        if names:
+            passed = sum(bool(records.get(name, {}).get("passed")) for name in names)
+            rows.append((f"{chapter.number} {chapter.title}", len(names), passed, len(used & set(names))))
+    rows.append(
+        ("together", *(sum(column) for column in list(zip(*rows, strict=True))[1:])) if rows else ("none", 0, 0, 0)
+    )
+    return Table(("chapter", "functions in the pipeline", "yours that passed", "yours in this run"),
+                 [tuple(map(str, row)) for row in rows])  # fmt: skip

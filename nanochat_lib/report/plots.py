@@ -194,6 +194,22 @@ def _mark(ax: object, text: str, at: tuple, coordinates: object, above: float) -
                 fontsize=8.5)  # fmt: skip
 
 
+def any_curve(records: list[dict], stage: str, figure: str, width: float = WIDTH) -> Figure:
+    """One logged figure of one stage over its steps, whatever it is; says so where the stage does not log it."""
+    points = [(r["step"], r[figure]) for r in records if r["stage"] == stage and finite(r.get(figure)) and "step" in r]
+    made, ax = new_figure(width=width)
+    if points:
+        steps, values = zip(*points, strict=True)
+        ax.plot(steps, values, color=BLUE, marker="." if len(points) < 60 else None)
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.set_xlabel("step")
+    else:
+        ax.text(0.5, 0.5, f"{stage} logs no {figure}", ha="center", va="center", transform=ax.transAxes)
+        ax.set_axis_off()
+    ax.set_title(f"{figure}, {stage}", loc="left")
+    return made
+
+
 def schedule_plot(records: Sequence[dict], stage: str, *, width: float = WIDTH) -> Figure:
     """What the schedules did: learning-rate multiplier, Muon's momentum, and its weight decay where there is any."""
     quantities = [
