@@ -426,7 +426,7 @@ certificate.goals_table({"goals": certificate.goals(report["stages"])})
 # %% [markdown] id="export-title"
 # ## 11. Take it away
 #
-# The model is yours. `nanochat convert` writes it as nanochat's own files: weights, the optimiser's state and
+# The model is yours. The command `convert to-upstream` writes it as nanochat's own files: weights, the optimiser's state and
 # the tokenizer, for PyTorch. Reading them back gives the same numbers, to the last bit. (Here for a model that is small; the
 # command does it for any.)
 
