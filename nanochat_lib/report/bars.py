@@ -11,18 +11,21 @@ from nanochat_lib.report.tables import clean
 
 STAGE_COLOURS = {"base": SKY, "sft": BLUE, "rl": ORANGE}
 STAGE_NAMES = {"base": "base", "sft": "after SFT", "rl": "after RL"}
+LABEL_WIDTH = 0.06  # of "99%", as a share of the axis
 
 
 def before_after_bars(stages: dict[str, dict]) -> Figure:
     """Accuracy per chat task after each stage, with the score of guessing. `stages` as in the eval_chat figures."""
     present = [s for s in STAGE_COLOURS if (stages.get(s) or {}).get("tasks")]
     tasks = list(dict.fromkeys(name for s in present for name in stages[s]["tasks"]))
+    entries = {task: [stages[s]["tasks"].get(task) or {} for s in present] for task in tasks}
+    guesses = {task: next((e.get("baseline") for e in entries[task] if e), None) for task in tasks}
     figure, ax = new_figure(height=0.9 + 0.62 * max(len(tasks), 1))
     with matplotlib.rc_context(STYLE):
         thick = 0.8 / max(len(present), 1)
         for i, stage in enumerate(present):
             for row, task in enumerate(tasks):
-                entry = stages[stage]["tasks"].get(task) or {}
+                entry = entries[task][i]
                 value = entry.get("accuracy")
                 at = row - 0.4 + thick * (i + 0.5)
                 if finite(value):
@@ -30,12 +33,12 @@ def before_after_bars(stages: dict[str, dict]) -> Figure:
                             label=STAGE_NAMES[stage] if row == 0 else None,
                             xerr=entry.get("stderr"), error_kw={"ecolor": FAINT, "elinewidth": 1})  # fmt: skip
                     edge = value + (entry.get("stderr") or 0)
+                    if finite(guesses[task]) and guesses[task] - LABEL_WIDTH < edge < guesses[task]:
+                        edge = guesses[task]  # or the line would run through the label
                     ax.annotate(f"{value:.0%}", (edge, at), xytext=(3, 0), textcoords="offset points",
                                 va="center", fontsize=8)  # fmt: skip
         for row, task in enumerate(tasks):
-            guess = next(
-                (stages[s]["tasks"][task].get("baseline") for s in present if task in stages[s]["tasks"]), None
-            )
+            guess = guesses[task]
             if finite(guess) and guess > 0:
                 ax.plot([guess, guess], [row - 0.42, row + 0.42], color=INK, linestyle=":", linewidth=1.4,
                         label="guessing" if "guessing" not in ax.get_legend_handles_labels()[1] else None)  # fmt: skip

@@ -135,18 +135,15 @@ def test_who_leaves_while_waiting_never_gets_a_row() -> None:
 def test_a_full_queue_says_when_to_come_back() -> None:
     with site(FakeBatching(rows=2), queue=1) as here:
         here.batching.gate.clear()
-        streams = [here.client.stream("POST", "/chat/completions", json=HI) for _ in range(3)]
-        for stream in streams:
-            stream.__enter__()
-        refused = here.chat("Hi")
-        assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
-        assert "2 answers are being written and 1 requests wait" in refused.json()["detail"]
-        body = {"model": "nanochat", **HI}
-        openai = here.client.post("/v1/chat/completions", json=body)
-        assert openai.status_code == 429 and openai.json()["error"]["code"] == "rate_limit_exceeded"
-        here.batching.gate.set()
-        for stream in streams:
-            stream.__exit__(None, None, None)
+        with contextlib.ExitStack() as waiting:
+            for _ in range(3):
+                waiting.enter_context(here.client.stream("POST", "/chat/completions", json=HI))
+            waiting.callback(here.batching.gate.set)  # first, whatever is found: nobody may wait for ever
+            refused = here.client.post("/chat/completions", json=HI, timeout=5)
+            assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
+            assert "2 answers are being written and 1 requests wait" in refused.json()["detail"]
+            openai = here.client.post("/v1/chat/completions", json={"model": "nanochat", **HI}, timeout=5)
+            assert openai.status_code == 429 and openai.json()["error"]["code"] == "rate_limit_exceeded"
         here.until(here.idle)
         assert here.chat("Hi").status_code == 200
 
