@@ -468,8 +468,8 @@ print(f"the log said {reported:,}, the truth is {flops_per_token(models[2]):,}")
 _ = about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times too small")
 
 # %% [markdown] id="count-defect-cost"
-# A run that is told to stop after a given number of FLOPs would have gone on 7.67 times too long and cost 7.67 times
-# as much, and its utilisation (MFU) would have read 6 % instead of 47 %.
+# A run that is told to stop after a given number of FLOPs would have gone on 7.67 times too long. It would have cost
+# 7.67 times as much. And its utilisation (MFU) would have read 6 % instead of 47 %.
 
 # %% [markdown] id="train-title"
 # ## 12. A small model to look at

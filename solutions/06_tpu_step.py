@@ -175,8 +175,8 @@ show(volatile(f"in this run nothing computed for {looped.idle:.0%} of the time")
 #
 # ### Exercise: accumulate
 #
-# `one` returns two trees: what must be added up (loss and gradients of the matrices), and what must be kept of every
-# micro-batch (this library keeps the gradients of embedding rows and sums them at the end of the step).
+# `one` returns two trees. The first must be added up: loss and gradients of the matrices. The second must be kept of
+# every micro-batch: this library keeps the gradients of embedding rows and sums them at the end of the step.
 
 
 # %% tags=["exercise"] id="tpu_step.accumulate" points=3 minutes=20 level=2 library="nanochat_lib.train_step:accumulate"

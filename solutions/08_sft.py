@@ -572,9 +572,9 @@ quiz("sft.q_copies")
 # | SFT | 22,439, one a row | the assistant's tokens | 0.02, falling from the start | 701 steps, 7 minutes |
 #
 # Midtraining taught the format and questions with choices; SFT, gently, the role. At the end of January 2026 midtraining
-# was removed. Rows that start at a document's beginning had made it unnecessary, and one stage on the large mixture, at 0.8 of the
-# pretraining rates and with the optimiser's state taken over, did the work of both. The small sets for identity and spelling left
-# in July. All of these are settings here: `mid.mixture`, `sft.mixture`.
+# was removed. Rows that start at a document's beginning had made it unnecessary. One stage on the large mixture, at 0.8
+# of the pretraining rates and with the optimiser's state taken over, did the work of both. The small sets for identity
+# and spelling left in July. All of these are settings here: `mid.mixture`, `sft.mixture`.
 #
 # The gain is real and modest: the launch model went from 0.0730 to 0.0884 in ChatCORE with SFT. Fine-tuning gives a
 # model a *form*. What it knows comes from pretraining.
