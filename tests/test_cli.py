@@ -339,7 +339,8 @@ def test_documented_commands_exist(name: str) -> None:
             if "--help" not in words:
                 build_parser().parse_args(words)
         else:
-            assert words[0] in (".venv/bin/ruff", "python3", ".venv-tpu/bin/pip"), line
+            assert words[0] in (".venv/bin/ruff", ".venv/bin/python", "python3", ".venv-tpu/bin/pip"), line
+            assert not words[0].endswith("python") or (ROOT / words[1]).is_file(), line
 
 
 def test_the_readme_has_every_preset_and_no_unfinished_word() -> None:
