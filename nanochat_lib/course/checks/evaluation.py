@@ -31,11 +31,13 @@ def _two(loss: Callable, byte: Callable) -> Callable:
 
     def wrong(sums: list) -> tuple[float, float]:
         right = bpb.per_token_and_byte(sums)
+        if not sums:
+            return right
         columns = np.array(sums, float).reshape(-1, 4).T
-        return (
-            right[0] if loss is None else float(loss(*columns)),
-            right[1] if byte is None else float(byte(*columns)),
-        )
+        with np.errstate(all="ignore"):
+            return tuple(
+                float(given(*columns)) if given else figure for given, figure in zip((loss, byte), right, strict=True)
+            )
 
     return wrong
 
@@ -191,7 +193,7 @@ def _cut(ids: list[int], start: int, end: int, context: int, **change: bool) -> 
     cut = max(0, len(ids) - context)
     cut = min(cut, start) if change.get("kept") else cut
     moved = 0 if change.get("still") else cut
-    shown = ids[: len(ids) - cut] if change.get("end") else ids[cut:]
+    shown = ids[: len(ids) - cut] if change.get("tail") else ids[cut:]
     length = len(shown) if change.get("after") else len(ids)
     return {"ids": shown, "start": start - moved, "end": end - moved, "cut": cut, "length": length}
 
@@ -512,7 +514,7 @@ EXERCISES = [
                 "the scored part moves with the ids: start and end become smaller by what was cut",
                 _cut_unlike(still=True),
             ),
-            suspect("cut the front: the answer stands at the end", _cut_unlike(end=True)),
+            suspect("cut the front: the answer stands at the end", _cut_unlike(tail=True)),
             suspect("`length` is that of the whole prompt, before the cut", _cut_unlike(after=True)),
             suspect("the context is the limit, even where it reaches into the scored part", _cut_unlike(kept=True)),
             sign("a start below 0 is not hidden: it says that the scored part is not whole", _clipped),
