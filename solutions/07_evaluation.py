@@ -1149,7 +1149,7 @@ right.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=
 show(
     figure,
     alt="left: reading with whole prompts rises to nearly 1, the same at the short context falls to 0; facts rise to 1 at "
-    "both contexts. right: what the cut model says: first any thing, later only things that stand in what it still sees",
+    "both contexts. right: what the cut model says: first any thing, then only things that stand in what it still sees, at last other words too",
 )
 
 # %% id="artefact-numbers"
@@ -1169,6 +1169,9 @@ if not fast():
 # answers from what is left in view, and there the right answer is not: it was cut. For a hundred steps not one of 200
 # answers is right, and at the end two or three are, while with whole prompts nearly all are. The better it reads, the surer it is
 # wrong. Zero is the score of a *good* reader, and what the cut takes grows with the model: from nothing to everything.
+#
+# The last bars show one thing more. A question about a name that is not in the passage was never in the training. What
+# a model does there is nobody's choice, and it drifts: here to words that are no things at all.
 #
 # `facts` lost its shots, too, and hardly noticed: what is known in the weights cannot be cut.
 #
