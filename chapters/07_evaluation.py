@@ -120,11 +120,11 @@ from nanochat_lib.train_step import init_train_state, make_eval_step, make_train
 
 B, T = 48, 88
 STEPS = 4 if fast() else 220
-KEPT = (0, 1, 2, 4) if fast() else (0, 10, 20, 40, 60, 80, 120, 160, 190, 220)
-HALF, LATE = (1, 2) if fast() else (60, 190)
+KEPT = (0, 2, 4) if fast() else (0, 10, 20, 40, 60, 80, 120, 160, 190, 220)
+HALF, LATE = (2, 2) if fast() else (60, 190)
 rng = random.Random("documents")
-documents = [(reading_document if rng.random() < 0.65 else facts_document)(rng) for _ in range(max(STEPS * B, 1200))]
-tokenizer = Tokenizer.train(documents[:1200], 512)
+documents = [(reading_document if rng.random() < 0.65 else facts_document)(rng) for _ in range(max(STEPS * B, 600))]
+tokenizer = Tokenizer.train(documents[:600], 512)
 rows = np.full((STEPS * B, T + 1), tokenizer.bos_id, np.int32)
 targets = np.full((STEPS * B, T), -1, np.int32)
 for row, target, ids in zip(rows, targets, tokenizer.encode_arrays(documents, prepend=tokenizer.bos_id), strict=False):
@@ -282,7 +282,7 @@ check("evaluation.render_prompts", render_prompts)
 
 # %% id="tasks"
 render = mine("evaluation.render_prompts")
-COUNT = 24 if fast() else 200
+COUNT = 16 if fast() else 200
 draw = random.Random("questions")
 
 
@@ -392,7 +392,7 @@ for name in tasks:
 from nanochat_lib.evaluate.core import answer_examples, score_spans, task_figures
 from nanochat_lib.evaluate.scorer import scorer_for
 
-scorer = scorer_for(small, "float32", "xla", 32)
+scorer = scorer_for(small, "float32", "xla", 8 if fast() else 32)
 placed = scorer.place(kept[last])
 items = [span for task in tasks.values() for i in range(4) for span in parts_of_rows(task.kind, encoded(task, i))]
 theirs, theirs_exact = score_spans(scorer, placed, items, tokenizer.bos_id)
@@ -698,7 +698,7 @@ check("evaluation.unbiased_pass_at_k", unbiased_pass_at_k)
 plainly, unbiased = mine("evaluation.pass_at_k"), mine("evaluation.unbiased_pass_at_k")
 dice, samples = np.random.default_rng(7), 10
 outcomes = []
-for i in range(20 if fast() else 60):
+for i in range(16 if fast() else 60):
     (span,) = parts_of_rows("language_modeling", encoded(tasks["reading"], i))
     logits = logits_of(kept[HALF], span.ids[: span.start])[-1]
     chances = np.exp(logits - logits.max())
@@ -909,7 +909,7 @@ explore(
     alt="the tokens of a few-shot prompt as boxes with their losses in nats, darker for larger ones; the last token, the "
     "answer, is framed",
     task=choice(list(tasks), "reading"),
-    example=slider(0, 23, 0, 1),
+    example=slider(0, COUNT - 1, 0, 1),
     option=slider(0, 3, 0, 1),
     checkpoint=choice(list(kept), last),
     context=slider(8, LONGEST, LONGEST, 1),
