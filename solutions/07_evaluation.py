@@ -67,8 +67,8 @@ from nanochat_lib.tokenizer import Tokenizer
 # A model that is trained in seconds can do little. But it can do two things that real evaluations ask for: **know** and
 # **read**. So our text has two kinds of documents.
 #
-# - *Facts* are the same every time: where the primer's 32 people live, which tool they work with. To answer, the model
-#   must have them in its weights.
+# - *Facts* are the same every time: where the primer's 32 people live, their pets, tools and favourite colours. To answer, the
+#   model must have them in its weights.
 # - *Reading* is new every time: a passage says who has what in the shed, questions follow, the answer is a word of the
 #   passage. This is SQuAD in small. There is nothing to know; the model must look it up in its context.
 
@@ -81,9 +81,8 @@ BOLD = {"loc": "left", "fontweight": "bold", "fontsize": 10}  # titles of figure
 def passage(rng: random.Random, people: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """(text, what it says): one thing for each of the people, all different."""
     pairs = list(zip(people, rng.sample(THINGS, len(people)), strict=True))
-    return "In the shed: " + ", ".join(
-        f"{person} {thing}" for person, thing in pairs
-    ) + ".\nQuestion: Who has what?", pairs
+    listed = ", ".join(f"{person} {thing}" for person, thing in pairs)
+    return f"In the shed: {listed}.\nQuestion: Who has what?", pairs
 
 
 def asked(person: str) -> str:
@@ -122,7 +121,7 @@ from nanochat_lib.train_step import init_train_state, make_eval_step, make_train
 B, T = 48, 88
 STEPS = 4 if fast() else 220
 KEPT = (0, 2, 4) if fast() else (0, 10, 20, 40, 60, 80, 120, 160, 190, 220)
-HALF, LATE = (2, 2) if fast() else (60, 190)
+HALF, LATE = (2, 2) if fast() else (60, 160)
 rng = random.Random("documents")
 documents = [(reading_document if rng.random() < 0.65 else facts_document)(rng) for _ in range(max(STEPS * B, 600))]
 tokenizer = Tokenizer.train(documents[:600], 512)
@@ -520,6 +519,10 @@ for name in tasks:
         scored = tokenizer.decode(span.ids[span.start : span.end].tolist())
         print(f"{name:<8} {scored!r:<22} mean {losses[part].mean():6.3f} nats   every token first: {first[part].all()}")
 
+# %% [markdown] id="hand-look"
+# Look at `whose`: its two questions are about the same relation, so the common end begins in the *question*, and more is
+# scored than the answer. That is the rule, and it is harmless: both prompts have the same words there. The lower mean wins.
+
 # %% [markdown] id="library-text"
 # The library scores thousands of spans at a time: it computes the shared head of all answers once, and only the tokens
 # of answers go through the model's last layer. It must come to the same numbers.
@@ -757,7 +760,7 @@ quiz("evaluation.q_noise")
 # %% [markdown] id="paired-text"
 # **Same questions, two models.** The questions' own noise can be taken out: look only at questions that one model got
 # right and the other wrong. If both are equally good, these fall to either side like a fair coin. The library has this as
-# `paired_difference` (McNemar's test). Compare the last two checkpoints on `reading`, first as
+# `paired_difference` (McNemar's test). Compare the checkpoints of steps 160 and 220 on `reading`, first as
 # if they had answered different questions.
 
 # %% id="paired"
@@ -1158,17 +1161,17 @@ for key in (("reading", WHOLE), ("reading", SHORT), ("facts", SHORT)):
 warning = measured["reading", SHORT][last][1]["warning"]
 print(f"\nThe library's warning: {warning}")
 if not fast():
-    about(100 * accuracy["reading", WHOLE][-1], 96, within=6, name="reading, whole prompts, %")
+    about(100 * accuracy["reading", WHOLE][-1], 95, within=7, name="reading, whole prompts, %")
     about(100 * accuracy["reading", SHORT][-1], 1, within=4, name="reading, cut, %")
-    about(100 * max(accuracy["reading", SHORT][1:3]), 8, within=6, name="reading, cut, at steps 10 and 20, %")
+    about(100 * max(accuracy["reading", SHORT][1:3]), 6, within=5, name="reading, cut, at steps 10 and 20, %")
     _ = about(100 * accuracy["facts", SHORT][-1], 99, within=3, name="facts, cut, %")
 
 # %% [markdown] id="artefact-look"
 # Read the right picture from left to right. The young model has not learned to read: it says any of sixteen things, and is
-# right by luck, in 5 to 9 % at steps 10 and 20. Then it learns that the answer **stands in the text**. From that moment it
-# answers from what is left in view, and there the right answer is not: it was cut. For a hundred steps not one of 200
-# answers is right, and at the end two or three are, while with whole prompts nearly all are. The better it reads, the surer it is
-# wrong. Zero is the score of a *good* reader, and what the cut takes grows with the model: from nothing to everything.
+# right by luck, in one answer of sixteen at steps 10 and 20. Then it learns that the answer **stands in the text**. From that
+# moment it answers from what is left in view, and there the right answer is not: it was cut. From step 40 on hardly one of 200
+# answers is right, while with whole prompts nearly all are in the end. The better it reads, the surer it is wrong. Zero is the
+# score of a *good* reader, and what the cut takes grows with the model: from nothing to everything.
 #
 # The last bars show one thing more. A question about a name that is not in the passage was never in the training. What
 # a model does there is nobody's choice, and it drifts: here to words that are no things at all.
