@@ -47,6 +47,7 @@ def test_no_batches_is_nan_for_the_loss():
 def test_batches_are_added_up_before_anything_is_divided():
     sums = [(math.log(2), 1, 4.0, 2), (3 * math.log(2), 7, 6.0, 8)]  # the batches' means: 2 and 0.75, 1 and 3/7
     assert per_token_and_byte(sums) == pytest.approx((1.0, 0.5))
+    assert per_token_and_byte([(0.0, 0, 5.0, 1)])[0] == 5.0
     assert all(map(math.isnan, per_token_and_byte([])))
     loss, bits = per_token_and_byte([(0.0, 0, 6.0, 3)])  # special tokens alone
     assert loss == 2.0 and math.isnan(bits)
