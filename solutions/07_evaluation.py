@@ -1174,7 +1174,7 @@ if not fast():
 # score of a *good* reader, and what the cut takes grows with the model: from nothing to everything.
 #
 # The last bars show one thing more. A question about a name that is not in the passage was never in the training. What
-# a model does there is nobody's choice, and it drifts: here to words that are no things at all.
+# a model does there is nobody's choice, and it drifts: some answers are now things out of view, or no things at all.
 #
 # `facts` lost its shots, too, and hardly noticed: what is known in the weights cannot be cut.
 #
