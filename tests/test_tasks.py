@@ -6,7 +6,15 @@ from nanochat_lib.conversation import check_conversation
 from nanochat_lib.errors import UserError
 from nanochat_lib.primer.documents import multiple_choice
 from nanochat_lib.primer.world import World
-from nanochat_lib.tasks.common import Task, TaskMixture, TaskSequence, extract_answer, extract_letter, last_text
+from nanochat_lib.tasks.common import (
+    Task,
+    TaskMixture,
+    TaskSequence,
+    extract_answer,
+    extract_letter,
+    last_text,
+    plain_number,
+)
 from nanochat_lib.tasks.primer import (
     TASKS,
     PrimerSpelling,
@@ -112,6 +120,16 @@ def test_mixture_counts_repeated_and_sliced_tasks():
 )
 def test_extract_answer(text, answer):
     assert extract_answer(text) == answer
+
+
+def test_equal_numbers_are_equal_texts():
+    for value in (0, 7, 100, 1234, 1_000_000, 0.5, 12.04, 1234.5):
+        digits = f"{value:,}"
+        spellings = {digits, digits.replace(",", ""), f"00{digits}", digits + ("0" if "." in digits else ".00")}
+        for sign in ("", "+", "-", "\u2212"):
+            found = {plain_number(sign, spelling) for spelling in spellings}
+            assert len(found) == 1 and float(found.pop()) == (-value if sign in ("-", "\u2212") else value)
+    assert plain_number("-", ".0") == "0" and plain_number("", ".5") == "0.5" and plain_number("", "12.") == "12"
 
 
 @pytest.mark.parametrize(

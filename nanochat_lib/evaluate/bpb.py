@@ -6,7 +6,7 @@ bpb = Σ nats / (ln 2 · Σ bytes) over all targets that stand for text; special
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -23,12 +23,10 @@ def bits_per_byte(
     when no target stands for a byte. On a mesh the parameters stay where training keeps them, and the batches are
     global arrays. In a training loop a preemption ends it between two batches (preempted.Preempted).
     """
-    nats, count = 0.0, 0
-    for inputs, targets in batches:
-        check_preempted()
-        step_nats, step_bytes, *_ = jax.device_get(eval_step(params, inputs, targets, token_bytes))
-        nats, count = nats + float(step_nats), count + int(step_bytes)
-    return nats / (math.log(2) * count) if count else math.inf
+    nats, size = 0.0, 0
+    for text_nats, text_bytes, *_ in _sums(eval_step, params, batches, token_bytes):
+        nats, size = nats + text_nats, size + text_bytes
+    return nats / (math.log(2) * size) if size else math.inf
 
 
 def mean_loss(eval_step: Callable, params: dict, batches: Iterable, token_bytes: np.ndarray) -> float:
@@ -38,10 +36,26 @@ def mean_loss(eval_step: Callable, params: dict, batches: Iterable, token_bytes:
 
 def loss_and_bits(eval_step: Callable, params: dict, batches: Iterable, token_bytes: np.ndarray) -> tuple[float, float]:
     """(`mean_loss`, `bits_per_byte`) from one reading of the batches; NaN where there is nothing to count."""
+    return per_token_and_byte(_sums(eval_step, params, batches, token_bytes))
+
+
+def per_token_and_byte(sums: Iterable[tuple[float, int, float, int]]) -> tuple[float, float]:
+    """(nats a token, bits a byte) of batches, of which each tells four sums; NaN where there is nothing to count.
+
+    The sums: nats of the targets that stand for text, bytes of these, nats of all targets, number of all targets.
+    """
     nats, size, total, count = 0.0, 0, 0.0, 0
+    for text_nats, text_bytes, all_nats, targets in sums:
+        nats, size = nats + text_nats, size + text_bytes
+        total, count = total + all_nats, count + targets
+    return (total / count if count else math.nan), (nats / (math.log(2) * size) if size else math.nan)
+
+
+def _sums(
+    eval_step: Callable, params: dict, batches: Iterable, token_bytes: np.ndarray
+) -> Iterator[tuple[float, int, float, int]]:
+    """The four sums of each batch as Python numbers."""
     for inputs, targets in batches:
         check_preempted()
-        found = jax.device_get(eval_step(params, inputs, targets, token_bytes))
-        nats, size = nats + float(found[0]), size + int(found[1])
-        total, count = total + float(found[2]), count + int(found[3])
-    return (total / count if count else math.nan), (nats / (math.log(2) * size) if size else math.nan)
+        nats, size, total, count = jax.device_get(eval_step(params, inputs, targets, token_bytes))
+        yield float(nats), int(size), float(total), int(count)

@@ -43,22 +43,32 @@ def spans(task: CoreTask, texts: list[str], tokenizer: Tokenizer, context: int) 
 
 def spans_of(kind: str, rows: list[np.ndarray], context: int) -> list[Span]:
     """`spans` of prompts that are encoded already."""
+    return [cut_front(span, context) for span in scored_parts(kind, rows)]
+
+
+def scored_parts(kind: str, rows: list[np.ndarray]) -> list[Span]:
+    """What is scored of one example's encoded prompts, whole as they are: a span a row, of completions only the last.
+
+    multiple_choice: from where the rows part to their ends. schema: the common end. language_modeling: `rows` are the
+    prompt without and with its continuation, what the second has more. At least one id is scored, and one is before it.
+    """
     if kind == "multiple_choice":
         # A choice that is the prefix of another would leave nothing to score: keep at least its last token.
         start = min(common_prefix(rows), min(len(row) for row in rows) - 1)
-        found = [Span(row, max(start, 1), len(row)) for row in rows]
-    elif kind == "schema":
+        return [Span(row, max(start, 1), len(row)) for row in rows]
+    if kind == "schema":
         suffix = max(common_prefix([row[::-1] for row in rows]), 1)
-        found = [Span(row, max(len(row) - suffix, 1), len(row)) for row in rows]
-    else:
-        # Where the continuation merges with the prompt's last token, the scored span starts where the ids part.
-        found = [Span(rows[1], max(min(common_prefix(rows), len(rows[1]) - 1), 1), len(rows[1]))]
-    for span in found:
-        span.length = len(span.ids)
-        span.cut = max(0, span.length - context)
-        span.ids = span.ids[span.cut :]
-        span.start, span.end = span.start - span.cut, span.end - span.cut
-    return found
+        return [Span(row, max(len(row) - suffix, 1), len(row)) for row in rows]
+    # Where the continuation merges with the prompt's last token, the scored span starts where the ids part.
+    start = min(common_prefix(rows), len(rows[1]) - 1)
+    return [Span(rows[1], max(start, 1), len(rows[1]))]
+
+
+def cut_front(span: Span, context: int) -> Span:
+    """The last `context` ids of a span that is whole; its scored part moves along, before 0 where it does not fit."""
+    length = len(span.ids)
+    cut = max(0, length - context)
+    return Span(span.ids[cut:], span.start - cut, span.end - cut, cut, length)
 
 
 # ---- what the context did to a task's score

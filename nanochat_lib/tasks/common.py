@@ -37,8 +37,15 @@ def extract_answer(text: str) -> str | None:
         match = next(reversed(list(_BOXED.finditer(text))), None)
     if match is None:
         return None
-    sign, number = match.groups()
-    number = number.replace(",", "")
+    return plain_number(*match.groups())
+
+
+def plain_number(sign: str, digits: str) -> str:
+    """One text for equal numbers: ("", "1,234.50") -> '1234.5', ("-", "007") -> '-7', ("-", ".0") -> '0'.
+
+    `sign` is "", "+", "-" or the typographic minus; `digits` has digits, commas and at most one point.
+    """
+    number = digits.replace(",", "")
     if "." in number:
         number = number.rstrip("0").rstrip(".")
     number = number.lstrip("0")

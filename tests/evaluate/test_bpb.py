@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from nanochat_lib.evaluate.bpb import bits_per_byte, mean_loss
+from nanochat_lib.evaluate.bpb import bits_per_byte, loss_and_bits, mean_loss, per_token_and_byte
 from nanochat_lib.losses import token_nll
 
 V = 7
@@ -42,3 +42,20 @@ def test_nothing_to_count_is_infinity_not_a_crash(ids):
 
 def test_no_batches_is_nan_for_the_loss():
     assert math.isnan(mean_loss(uniform, {}, [], BYTES))
+
+
+def test_batches_are_added_up_before_anything_is_divided():
+    sums = [(math.log(2), 1, 4.0, 2), (3 * math.log(2), 7, 6.0, 8)]  # the batches' means: 2 and 0.75, 1 and 3/7
+    assert per_token_and_byte(sums) == pytest.approx((1.0, 0.5))
+    assert per_token_and_byte([(0.0, 0, 5.0, 1)])[0] == 5.0
+    assert all(map(math.isnan, per_token_and_byte([])))
+    loss, bits = per_token_and_byte([(0.0, 0, 6.0, 3)])  # special tokens alone
+    assert loss == 2.0 and math.isnan(bits)
+
+
+def test_one_reading_gives_both_figures():
+    rng = np.random.default_rng(2)
+    batches = [(None, rng.integers(0, V, (2, n)).astype(np.int32)) for n in (3, 9)]
+    loss, bits = loss_and_bits(uniform, {}, batches, BYTES)
+    assert loss == mean_loss(uniform, {}, batches, BYTES)
+    assert bits == pytest.approx(bits_per_byte(uniform, {}, batches, BYTES))

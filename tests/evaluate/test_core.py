@@ -11,6 +11,7 @@ from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate import core
 from nanochat_lib.evaluate.core import CoreTask, Span, common_prefix, load_bundle, render_prompts, shots_for, spans
+from nanochat_lib.evaluate.spans import cut_front, scored_parts
 from nanochat_lib.sizing import GPTConfig
 
 CONFIG = GPTConfig(sequence_len=128, vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=32, window_pattern="SL")
@@ -193,6 +194,35 @@ def test_a_broken_bundle_is_named(tmp_path, params, damage, words):
     with pytest.raises(UserError, match=words) as e:
         core.evaluate_core(CONFIG, params, Bytes(), tmp_path)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "wanted"),
+    [
+        ("multiple_choice", [[0, 5, 6, 11], [0, 5, 6, 12, 13]], [(3, 4), (3, 5)]),
+        ("multiple_choice", [[0, 5, 11], [0, 5, 11, 12]], [(2, 3), (2, 4)]),  # one answer begins the other
+        ("multiple_choice", [[4, 5], [6, 7]], [(1, 2), (1, 2)]),
+        ("schema", [[0, 11, 5, 6], [0, 12, 13, 5, 6]], [(2, 4), (3, 5)]),
+        ("schema", [[0, 5], [0, 6]], [(1, 2), (1, 2)]),  # nothing in common at the end
+        ("language_modeling", [[0, 5, 6], [0, 5, 6, 11, 12]], [(3, 5)]),
+        ("language_modeling", [[0, 5, 6], [0, 5, 61, 12]], [(2, 4)]),  # the last token melts with the continuation
+        ("language_modeling", [[0, 5, 6], [0, 5, 6]], [(2, 3)]),
+    ],
+)
+def test_what_is_scored(kind, rows, wanted):
+    found = scored_parts(kind, [np.array(row) for row in rows])
+    assert [(span.start, span.end) for span in found] == wanted
+    kept = rows[-1:] if kind == "language_modeling" else rows
+    assert [span.ids.tolist() for span in found] == kept
+
+
+def test_a_cut_takes_the_front_and_moves_the_scored_part():
+    span = Span(np.arange(100, 110), 7, 9)
+    for context, cut in ((12, 0), (10, 0), (6, 4), (2, 8)):
+        short = cut_front(span, context)
+        assert (short.cut, short.length) == (cut, 10) and short.ids.tolist() == list(range(100 + cut, 110))
+        assert (short.start, short.end) == (7 - cut, 9 - cut) and short.fits == (cut < 7)
+    assert (span.start, span.cut, len(span.ids)) == (7, 0, 10)  # itself unchanged
 
 
 def test_common_prefix():
