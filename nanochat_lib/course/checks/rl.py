@@ -440,10 +440,6 @@ EXERCISES = [
             reference("sums", sums),
         ],
         causes=[
-            sign(
-                "no answer equals no answer: a reference without a number is a data error, raise UserError",
-                lambda got, want, *rest: isinstance(want, raises),
-            ),
             suspect("a number anywhere in the text is no answer: this reward can be gamed", anywhere),
             suspect("an answer in the right form is not yet right", formatted),
             suspect("compare numbers, not texts: they may be spelled differently", same_text),
@@ -536,6 +532,25 @@ QUIZZES = [
                 " survive, and answers grow.",
             ),
             Option("both alike", why="That is so when all tokens of the step are divided by the same number."),
+        ],
+    ),
+    Quiz(
+        "rl.q_temperature",
+        "Sampled at temperature 0.3, the very first step logs a reward of 0.4; at temperature 1 it logs 0.15. Why?",
+        [
+            Option(
+                "A low temperature learns faster",
+                why="At the first step nothing has been learned by anyone.",
+            ),
+            Option(
+                "The same policy is marked, but colder answers are likelier ones, and these are right more often",
+                right=True,
+                why="It is another way of asking, not another model. Rewards compare at one temperature only.",
+            ),
+            Option(
+                "The reward is divided by the temperature",
+                why="Only the sampler's logits are. A reward is 1 or 0.",
+            ),
         ],
     ),
     Quiz(
