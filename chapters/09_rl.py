@@ -153,7 +153,7 @@ reveal("rl.p_group", round(100 * float(centred[4].mean())))
 print(f"16 samples: spread {plain[16].std():.2f} without, {centred[16].std():.2f} with the group's mean")
 if not fast():
     about(100 * centred[4].mean(), 75, within=5, name="group of 4, % of the exact gradient")
-    _ = about(plain[16].std() / centred[16].std(), 2.4, within=0.5, name="spread without beside with, 16 samples")
+    _ = about(plain[16].std() / centred[16].std(), 3.0, within=0.4, name="spread without beside with, 16 samples")
 
 # %% id="group-figure"
 figure, (left, right) = new_figure(1, 2, height=2.6, width=7.6)
@@ -176,13 +176,13 @@ right.legend(fontsize=8)
 show(
     figure,
     alt="left: histograms of estimates from 16 samples; both have their middle near 1, those of plain rewards spread "
-    "more than twice as far. right: the mean estimate with the group's mean as baseline follows the curve 1 − 1/S",
+    "three times as far. right: the mean estimate with the group's mean as baseline follows the curve 1 − 1/S",
 )
 
 
 # %% [markdown] id="group-look"
 # The group's mean shrinks the gradient to $1 - 1/S$ of itself, and turns it nowhere. That is a smaller learning rate,
-# 6 % smaller for 16 samples. In return the noise falls by more than half. (Compare each sample with the mean of the
+# 6 % smaller for 16 samples. In return the noise falls to a third. (Compare each sample with the mean of the
 # *others* and the factor is gone: that is RLOO, Ahmadian et al., arXiv:2402.14740.)
 
 # %% [markdown] id="advantages-text"
@@ -263,14 +263,16 @@ def draw_groups(chance=0.05, spread="all questions alike", samples=16):
     right = rng.random((4000, samples)) < odds[:, None]
     dead = right.all(axis=1) | ~right.any(axis=1)
     figure, (left, middle) = new_figure(1, 2, height=2.8, width=7.6, width_ratios=(1.2, 1))
-    for row in range(16):
-        for column in range(samples):
-            colour = BLUE if right[row, column] else RED
-            left.barh(row, 0.9, left=column, height=0.84, color=colour, alpha=0.18 if dead[row] else 0.85)
+    tints = np.array([[int(c[k : k + 2], 16) / 255 for k in (1, 3, 5)] for c in (RED, BLUE)])
+    cells = tints[right[:16].astype(int)]
+    cells[dead[:16]] = 1 - 0.2 * (1 - cells[dead[:16]])
+    left.pcolormesh(np.arange(samples + 1), np.arange(17), cells, edgecolors="white", linewidth=1.2)
     left.set_title(f"16 questions, {dead[:16].sum()} dead", loc="left", fontweight="bold", fontsize=10)
     left.set_xlabel("answers (blue: right)")
     left.set_ylabel("question")
-    left.set_ylim(15.6, -0.6)
+    left.set_xticks(np.arange(0, samples + 1, max(samples // 4, 1)))
+    left.set_yticks([0, 4, 8, 12, 16])
+    left.set_ylim(16, 0)
     chances = np.linspace(0, 1, 201)
     for size, shade in ((4, ORANGE), (8, GREEN), (16, BLUE), (64, PURPLE)):
         middle.plot(chances, chances**size + (1 - chances) ** size, color=shade, label=f"S = {size}")
@@ -344,6 +346,7 @@ for name, array in small.items():
 PIECES = [*"0123456789", " ", "#### "]
 TAG, END, ASK, VOCAB = 11, 12, 13, 13  # ids from ASK up are questions
 LIMIT, QUESTIONS, SAMPLES = 12, 8, 8  # tokens an answer, questions a step, answers a question
+ROWS = QUESTIONS * SAMPLES
 SEEDS, STEPS, RATE = (2, 10, 40.0) if fast() else (5, 200, 40.0)
 PAIRS = [(a, b) for a in range(10) for b in range(10) if a + b <= 9]
 HELD_OUT, TRAINED = PAIRS[::4], [pair for i, pair in enumerate(PAIRS) if i % 4]
@@ -369,10 +372,10 @@ def next_logits(policy: dict, question: jax.Array, last: jax.Array) -> jax.Array
 
 
 @partial(jax.jit, static_argnames="greedy")
-def write(policy: dict, questions: jax.Array, seed: int, temperature: float, greedy: bool = False) -> tuple:
-    """Answers (SEEDS, rows, LIMIT) to `questions` (rows,) from each of SEEDS policies, and log-probabilities."""
-    rows = jnp.arange(SEEDS * len(questions), dtype=jnp.uint32)
-    keys = row_keys(jnp.broadcast_to(jnp.uint32(seed), rows.shape), rows // len(questions), rows % len(questions))
+def write_rows(policy: dict, questions: jax.Array, first: int, seed: int, temperature: float, greedy: bool) -> tuple:
+    """Answers (SEEDS, ROWS, LIMIT) of SEEDS policies to `questions` (ROWS,), rows `first` and on, and log-probabilities."""
+    seeds, rows = jnp.divmod(jnp.arange(SEEDS * ROWS, dtype=jnp.uint32), ROWS)
+    keys = row_keys(jnp.broadcast_to(jnp.uint32(seed), rows.shape), seeds, rows + jnp.uint32(first))
 
     def one(last: jax.Array, step: jax.Array) -> tuple:
         logits = jax.vmap(next_logits, (0, None, 0))(policy, questions, last).reshape(-1, VOCAB)
@@ -384,6 +387,15 @@ def write(policy: dict, questions: jax.Array, seed: int, temperature: float, gre
     return jnp.moveaxis(tokens, 0, 2), jnp.moveaxis(logprobs, 0, 2)
 
 
+def write(policy: dict, questions: np.ndarray, seed: int, temperature: float = 1.0, greedy: bool = False) -> tuple:
+    """The same for any number of questions, ROWS at a time, so that one program does it all."""
+    filled = np.pad(questions, (0, -len(questions) % ROWS), constant_values=ASK)
+    parts = [
+        write_rows(policy, filled[i : i + ROWS], i, seed, temperature, greedy) for i in range(0, len(filled), ROWS)
+    ]
+    return tuple(np.concatenate(arrays, axis=1)[:, : len(questions)] for arrays in zip(*parts, strict=True))
+
+
 def forward(policy: dict, inputs: jax.Array) -> jax.Array:
     """Logits (B, T, VOCAB) of whole rows (B, T), as a trainer computes them."""
     return next_logits(policy, jnp.broadcast_to(inputs[:, :1], inputs.shape), inputs)
@@ -392,8 +404,10 @@ def forward(policy: dict, inputs: jax.Array) -> jax.Array:
 @jax.jit
 @partial(jax.vmap, in_axes=(0, 0, None))
 def update(policy: dict, batch: dict, rate: float) -> dict:
+    """One step of each policy on its micro-batch, whose arrays are (SEEDS, ROWS, LIMIT)."""
+
     def loss(policy: dict) -> jax.Array:
-        total, count = cross_entropy(forward(policy, batch["inputs"][0]), batch["targets"][0], batch["weights"][0])
+        total, count = cross_entropy(forward(policy, batch["inputs"]), batch["targets"], batch["weights"])
         return total / jnp.maximum(count, 1)
 
     return jax.tree.map(lambda x, slope: x - rate * slope, policy, jax.grad(loss)(policy))
@@ -405,7 +419,12 @@ def update(policy: dict, batch: dict, rate: float) -> dict:
 
 # %% id="base"
 def stacked(batches: list[dict]) -> dict:
+    """The batches of the seeds as arrays (SEEDS, A, ROWS, LIMIT)."""
     return {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def part(batch: dict, number: int) -> dict:
+    return {name: array[:, number % array.shape[1]] for name, array in batch.items()}
 
 
 def taught(seed: int) -> dict:
@@ -415,13 +434,13 @@ def taught(seed: int) -> dict:
         number = int(np.clip(a + b + round(rng.normal(0, 1.5)), 0, 9))
         aloud = [[int(rng.integers(10)), 10] for _ in range(rng.integers(1, 3))] if rng.random() > 0.7 else []
         rows.append([ASK + 10 * a + b, *sum(aloud, []), *([TAG] if rng.random() < 0.9 else []), number, END])
-    return batch_of(rows, [[0] + [1] * (len(r) - 1) for r in rows], np.ones((1, len(rows))), LIMIT, END, len(rows))
+    return batch_of(rows, [[0] + [1] * (len(r) - 1) for r in rows], np.ones((1, len(rows))), LIMIT, END, ROWS)
 
 
 lessons = stacked([taught(seed) for seed in range(SEEDS)])
 start = {"last": jnp.zeros((SEEDS, ASK + 1, VOCAB)), "own": jnp.zeros((SEEDS, 100, VOCAB))}
-for _ in range(20 if fast() else 100):
-    start = update(start, lessons, 8.0)
+for step in range(20 if fast() else 100):
+    start = update(start, part(lessons, step), 8.0)
 
 
 def cut(row: list[int]) -> tuple[int, ...]:
@@ -430,8 +449,8 @@ def cut(row: list[int]) -> tuple[int, ...]:
 
 
 def examples(policy: dict, pair: tuple[int, int], count: int = 6) -> str:
-    tokens, _ = write(policy, jnp.asarray(prompts([pair], count)), 7, 1.0)
-    return ", ".join(repr(as_text(cut(row))) for row in np.asarray(tokens)[0].tolist())
+    tokens, _ = write(policy, prompts([pair], count), 7)
+    return ", ".join(repr(as_text(cut(row))) for row in tokens[0].tolist())
 
 
 print("3 + 4:", examples(start, (3, 4)))
@@ -487,7 +506,7 @@ def train(
             sampler = policy
         pairs = [TRAINED[i] for i in rng.choice(len(TRAINED), QUESTIONS, replace=False)]
         asked = prompts(pairs, SAMPLES)
-        tokens, logprobs = map(np.asarray, write(sampler, jnp.asarray(asked), step, temperature))
+        tokens, logprobs = write(sampler, asked, step, temperature)
         batches, entries = [], []
         for seed in range(SEEDS):
             found = [cut(row) for row in tokens[seed].tolist()]
@@ -501,13 +520,13 @@ def train(
                 gains = gains * lengths.mean() / lengths.reshape(gains.shape)
             rows = [[int(question), *ids] for question, ids in zip(asked, found, strict=True)]
             masks = [[0] + [int(train_end or i != END) for i in ids] for ids in found]
-            batches.append(batch_of(rows, masks, gains, LIMIT, END, len(rows)))
+            batches.append(batch_of(rows, masks, gains, LIMIT, END, ROWS))
             ended = np.mean([END in ids for ids in found])
             entries.append((earned.mean(), right.mean(), lengths.mean(), ended, share_dead(earned)))
         batch = stacked(batches)
         if watch:
             watch(policy, batch, logprobs)
-        policy = update(policy, batch, rate)
+        policy = update(policy, part(batch, 0), rate)
         for name, values in zip(log, zip(*entries, strict=True), strict=True):
             log[name].append(values)
     return policy, {name: np.array(values) for name, values in log.items()}
@@ -571,13 +590,10 @@ if not fast():
 # of $k$ answers is right (chapter 07). pass@1 is what users see. pass@32 is what the model *could* say.
 
 # %% id="passk"
-def sampled_marks(policy: dict, pairs: list, count: int = 32, temperature: float = 1.0) -> np.ndarray:
-    """Right or not, (SEEDS, pairs, count)."""
-    tokens, _ = write(policy, jnp.asarray(prompts(pairs, count)), 12345, temperature)
-    found = [
-        [scored(exactly, pairs[i // count], cut(row)) for i, row in enumerate(rows)]
-        for rows in np.asarray(tokens).tolist()
-    ]
+def sampled_marks(policy: dict, pairs: list, count: int) -> np.ndarray:
+    """Right or not, (SEEDS, pairs, count), sampled at temperature 1."""
+    tokens, _ = write(policy, prompts(pairs, count), 12345)
+    found = [[scored(exactly, pairs[i // count], cut(row)) for i, row in enumerate(rows)] for rows in tokens.tolist()]
     return np.array(found).reshape(SEEDS, len(pairs), count)
 
 
@@ -609,11 +625,11 @@ show(
     "and hardly grows; held-out curves are nearly the same before and after. right: chance of each question after against "
     "before: nearly all lie at 1, those that stayed near 0 had a chance near 0 before",
 )
-never = before.sum(axis=2) == 0
-print(
-    f"questions that 32 answers never got right: {never.mean():.0%} before; right after RL: {after[never].mean():.0%}"
-)
-print(f"all others right after RL: {after[~never].mean():.0%}")
+lost = after.mean(axis=2) < 0.5
+sums = np.array([a + b for a, b in TRAINED])
+for name, which in (("found", ~lost), ("lost", lost)):
+    print(f"{name:<6} {which.mean():4.0%}   chance before {before.mean(axis=2)[which].mean():.3f}", end="   ")
+    print("sums", np.bincount(np.broadcast_to(sums, which.shape)[which], minlength=10).tolist())
 
 # %% id="passk-numbers"
 if not fast():
@@ -666,8 +682,9 @@ named(
     ax,
     "What one token weighs, for the same advantage",
     "tokens of the answer (the dashed line parts two passes)",
-    "weight / 1000",
+    "weight × 1000",
 )
+ax.set_ylim(0, 20)
 ax.legend(fontsize=8, ncols=3)
 show(
     figure,
@@ -785,8 +802,8 @@ distance = mine("rl.apart")
 @jax.jit
 @jax.vmap
 def spoken(policy: dict, batch: dict) -> jax.Array:
-    """The trainer's log-probabilities of the targets (A, B, T)."""
-    return -token_nll(forward(policy, batch["inputs"][0]), batch["targets"][0])[None]
+    """The trainer's log-probabilities of the targets of a micro-batch."""
+    return -token_nll(forward(policy, batch["inputs"]), batch["targets"])
 
 
 def watched(**options) -> tuple[dict, dict]:
@@ -794,10 +811,11 @@ def watched(**options) -> tuple[dict, dict]:
     seen = []
 
     def watch(policy: dict, batch: dict, logprobs: np.ndarray) -> None:
-        ours = spoken(policy, batch)
+        ours = spoken(policy, part(batch, 0))
         for seed in range(SEEDS):
             targets = batch["targets"][seed]
-            theirs = aligned([[0.0, *row] for row in logprobs[seed]], targets)
+            theirs = aligned([[0.0, *row] for row in logprobs[seed]], targets)[0]
+            targets = targets[0]
             total, _, ratio, count = map(float, distance(ours[seed], theirs, targets >= 0))
             seen.append((total / count, ratio / count))
 
@@ -818,7 +836,7 @@ for i, (name, (policy, found)) in enumerate(stale.items()):
     right.plot([i] * SEEDS, scores, "k.", markersize=4)
 named(left, "Logged reward", "step", "reward")
 named(middle, "Sampler and trainer apart", "step", "mean |d|, nats")
-named(right, "What the trainer's model does", "new weights", "right")
+named(right, "The trained model", "new weights", "right")
 left.legend(fontsize=7.5, title="new weights", title_fontsize=7.5)
 left.set_ylim(0, 1)
 right.set_ylim(0, 1)
@@ -836,12 +854,16 @@ for name, (_, found) in stale.items():
 if not fast():
     about(late(stale["every step"][1]["away"]), 1e-6, within=1e-5, name="mean |d|, every step")
     about(late(stale["every 20 steps"][1]["reward"]), 0.47, within=0.15, name="reward, every 20 steps")
-    _ = about(late(stale["never"][1]["reward"]), 0.16, within=0.05, name="logged reward, never")
+    about(late(stale["never"][1]["reward"]), 0.16, within=0.05, name="logged reward, never")
+    _ = about(
+        sampled_marks(stale["never"][0], TRAINED, COUNT).mean(), 0.6, within=0.15, name="the trained model, never"
+    )
 
 # %% [markdown] id="stale-look"
-# Never: the log says that nothing is learned. Yet the trainer's model *has* changed, a lot, along answers that it would no
-# longer give. One would lower the rate, look for the bug in the reward, and not find it. Every 20 steps: it learns at
-# first, and then each block of 20 overshoots; half of the gain is gone. In both, $|d|$ tells at the first stale step.
+# Never: the log says that nothing is learned. One would raise the rate, look for the bug in the reward, and not find it.
+# And the trainer's model is not what the log shows: asked by itself, it gets six in ten right, for it has been trained
+# 200 times on answers that it would no longer give. Every 20 steps: it learns at first, then each block of 20
+# overshoots, and more than half of the gain is gone. In both, $|d|$ tells at the first stale step.
 #
 # The library logs it at every step: `logprob_diff`, its largest, and the ratio's mean. Look at them *before* the reward.
 
@@ -904,8 +926,8 @@ if not fast():
 # Three things would have told: answers that reach the limit, a measure that is *not* the reward (`correct` in the library's
 # log, whatever is rewarded), and reading ten answers. The cause is always a reward that more than one behaviour can earn.
 #
-# **The fix** is the strict reward. But this policy has learned to ramble, and strict does not mind what comes after the
-# first `#### 7`. So write a better one.
+# **The fix** is a reward that only the wanted behaviour can earn. The strict one does not mind what comes after the first
+# `#### 7`. So write a better one.
 
 # %% id="rl.right_and_brief" level=2 minutes=20 nbgrader={"cell_type": "code", "grade": false, "grade_id": "rl-right_and_brief", "locked": false, "schema_version": 3, "solution": true, "task": false} points=2 tags=["exercise"]
 def right_and_brief(conversation: dict, completion: str) -> float:
@@ -921,35 +943,47 @@ def right_and_brief(conversation: dict, completion: str) -> float:
 check("rl.right_and_brief", right_and_brief)
 
 # %% [markdown] id="own-text"
-# Run it. Both runs begin with the policy that the flawed reward has spoiled.
+# Run it, twice: from the policy that the flawed reward has spoiled, and from the start.
 
 # %% id="own-run"
 my_reward = mine("rl.right_and_brief")
-mended, log_mended = train(hacked, exactly)
-brief, log_brief = train(hacked, my_reward)
-figure, (left, right) = new_figure(1, 2, height=2.5, width=7.2)
-for found, colour, name in ((log_mended, ORANGE, "strict"), (log_brief, GREEN, "yours")):
+late_fix, log_late = train(hacked, my_reward)
+brief, log_brief = train(start, my_reward)
+figure, (left, right) = new_figure(1, 2, height=2.6, width=7.6)
+for found, colour, name in (
+    (log_late, RED, "yours, from the spoiled policy"),
+    (log, BLUE, "strict, from the start"),
+    (log_brief, GREEN, "yours, from the start"),
+):
     band(left, found["right"], colour, name)
     band(right, found["tokens"], colour, name)
-named(left, "Right answers", "step after the fix", "share")
-named(right, "Tokens an answer", "step after the fix", "tokens")
+named(left, "Right answers", "step", "share")
+named(right, "Tokens an answer", "step", "tokens")
 left.set_ylim(0, 1)
 right.set_ylim(0, LIMIT + 0.5)
-left.legend(fontsize=8)
+left.legend(fontsize=7.5)
 show(
     figure,
-    alt="after the fix right answers rise to about 0.9 under both rewards; tokens an answer stay near the limit under the "
-    "strict reward and fall under the one that also pays for brevity",
+    alt="left: right answers reach about 0.9 in all three runs. right: from the spoiled policy answers stay at nearly 12 "
+    "tokens for all 200 steps; from the start they stay at 4 with the strict reward and fall to 3 with your own",
 )
-print("strict:", examples(mended, (3, 4), 3))
-print("yours: ", examples(brief, (3, 4), 3))
+print("from the spoiled policy:", examples(late_fix, (3, 4), 3))
+print("from the start:         ", examples(brief, (3, 4), 3))
 if not fast():
-    about(late(log_mended["tokens"]), 11.0, within=1.5, name="tokens, strict reward after the fix")
-    _ = about(late(log_brief["tokens"]), 4.0, within=1.5, name="tokens, right and brief after the fix")
+    about(late(log_late["right"]), 0.9, within=0.06, name="right, from the spoiled policy")
+    about(late(log_late["tokens"]), 11.6, within=0.7, name="tokens, from the spoiled policy")
+    about(late(log_brief["right"]), 0.9, within=0.06, name="right, yours from the start")
+    _ = about(late(log_brief["tokens"]), 3.1, within=0.25, name="tokens, yours from the start")
 
 # %% [markdown] id="own-look"
-# In a real run a reward is a file. `nanochat run --preset cpu --set rl.reward=rewards/mine.py:right_and_brief` takes your function, and
-# `exact+0.1*format` a sum of built-in ones. But be warned: each term that you add is another thing to game.
+# From the start your reward gives three tokens, `#### `, the digit and the end: nothing shorter is right. From the spoiled
+# policy it repairs the number and not the rambling. None of its right answers ends early any more, so no group holds
+# one that could be praised. A better reward does not bring back what is never sampled. Go back to the checkpoint
+# *before* the flaw; that is why runs keep more than one.
+#
+# In a real run a reward is a file. `nanochat run --preset cpu --set rl.reward=rewards/mine.py:right_and_brief` takes
+# your function, and `exact+0.1*format` a sum of built-in ones. But be warned: each term that you add is another thing to
+# game.
 
 # %% [markdown] id="collapse-text"
 # ## 9. Collapse
@@ -963,8 +997,8 @@ fates = {RATE: (tuned, log)} | {rate: train(start, exactly, rate=rate) for rate 
 
 def different(policy: dict) -> float:
     """How many different answers the policies give to the questions of the training set, each its likeliest one."""
-    tokens, _ = write(policy, jnp.asarray(prompts(TRAINED, 1)), 0, 1.0, greedy=True)
-    return float(np.mean([len({as_text(cut(row)) for row in rows}) for rows in np.asarray(tokens).tolist()]))
+    tokens, _ = write(policy, prompts(TRAINED, 1), 0, greedy=True)
+    return float(np.mean([len({as_text(cut(row)) for row in rows}) for rows in tokens.tolist()]))
 
 
 figure, (left, middle, right) = new_figure(1, 3, height=2.6, width=7.8)
@@ -996,14 +1030,17 @@ if not fast():
     ends = fates[12 * RATE][1]["right"][-20:].mean(axis=0)
     about(late(fates[40 * RATE][1]["right"]), 0.25, within=0.12, name="right at the highest rate")
     about(late(fates[40 * RATE][1]["dead"]), 0.99, within=0.03, name="dead groups at the highest rate")
-    _ = about(ends.max() - ends.min(), 0.6, within=0.4, name="best less worst seed at 12 times the rate")
+    _ = about(ends.max() - ends.min(), 0.4, within=0.25, name="best less worst seed at 12 times the rate")
 
 # %% [markdown] id="collapse-look"
 # Within a few steps the policy says the same few things to every question. What all questions *share* is learned
 # fastest, and a large step makes it certain. A policy that is certain draws groups that are all alike, every group is
 # dead, the gradient is zero: **there is no way back**. pass@32 is *below* the start: it has lost what it could say.
 #
-# In between, at 12 times the rate, one seed does better than any before and another is lost. A single run would have told you either story.
+# In between, at 12 times the rate, seeds end 0.4 apart: one nearly perfect, one that has lost a third of the questions.
+# A single run would have told you either story. And pass@32 ends below the start's, though pass@1 is five times as high:
+# a policy can get better and poorer at once.
+#
 # The first sign is the share of dead groups that rises while the reward does not. A public report on
 # a port of nanochat to one GPU tells of a collapse after some 400 steps, with a rate that falls in a line, and none with a
 # cosine (unofficial). The library sets the rate of a step to 0 when all of its groups are dead, so that momentum alone does not move a
