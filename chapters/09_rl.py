@@ -14,7 +14,7 @@
 #
 # Nobody: it said the right thing by chance, and was made a little likelier to say it again. These are nanochat's
 # figures for its d20 model; the stage took an hour and a half on 8×H100, more than any other but pretraining. Yours
-# takes four seconds, on a model so small that you can look at all of it. So you can also break it, in the ways in
+# takes a few seconds, on a model so small that you can look at all of it. So you can also break it, in the ways in
 # which large runs break.
 #
 # When you are through you can
@@ -629,9 +629,11 @@ show(
 )
 lost = after.mean(axis=2) < 0.5
 sums = np.array([a + b for a, b in TRAINED])
+drift = np.asarray(tuned["last"] - start["last"])[:, TAG, :10].mean(axis=0)
 for name, which in (("found", ~lost), ("lost", lost)):
     print(f"{name:<6} {which.mean():4.0%}   chance before {before.mean(axis=2)[which].mean():.3f}", end="   ")
     print("sums", np.bincount(np.broadcast_to(sums, which.shape)[which], minlength=10).tolist())
+print("what all questions share after ####, change for 0 … 9:", np.round(drift, 1).tolist())
 
 # %% id="passk-numbers"
 if not fast():
@@ -639,16 +641,25 @@ if not fast():
     about(after.mean(), 0.9, within=0.05, name="pass@1 after")
     about(before.any(axis=2).mean(), 0.94, within=0.05, name="pass@32 before")
     about(after.any(axis=2).mean(), 0.97, within=0.03, name="pass@32 after")
-    _ = about(unseen[1].mean() - unseen[0].mean(), 0.03, within=0.03, name="held out, pass@1 after less before")
+    about(lost.mean(), 0.04, within=0.03, name="share of the questions that are lost")
+    about(sums[np.nonzero(lost)[1]].mean(), 2.9, within=1.2, name="mean sum of the lost")
+    about(unseen[1].mean() - unseen[0].mean(), 0.03, within=0.03, name="held out, pass@1 after less before")
+    falls = unseen[0].any(axis=2).mean() - unseen[1].any(axis=2).mean()
+    _ = about(falls, 0.05, within=0.05, name="held out, pass@32 before less after")
 
 # %% [markdown] id="passk-look"
-# pass@1 grows five times; pass@32 hardly at all. RL moved what the model *could* say to what it *does* say. Questions that
-# it never got right in 32 tries mostly stayed wrong: who never says it is never rewarded for it. (For large
-# models see Yue et al., arXiv:2504.13837.)
+# pass@1 grows from 0.17 to 0.91; pass@32 from 0.94 to 0.97. RL moved what the model *could* say to what it *does* say.
+# (For large models see Yue et al., arXiv:2504.13837.)
+#
+# And some questions are **lost**, 4 % of them. Look at their sums: all small, which few questions have. Each of them had
+# a chance, one in twenty. But the praise for other questions' answers also moved the table that all share: after `#### `
+# it now speaks against the small digits. So a question that was not found early was hardly ever sampled right
+# again, and who never says it is never rewarded for it.
 #
 # And the dotted lines: on held-out questions almost nothing happened. This toy has a row of its own for each question,
-# so there is nothing that could carry over, except manners: `#### ` comes more often. The reward curve of the
-# *training* questions says nothing about that. The library asks held-out questions, before, during and after a run.
+# so little could carry over: manners, such as `#### `, and the taste for large digits. pass@1 gains three
+# hundredths, pass@32 falls. The reward curve of the *training* questions says nothing about that. The library asks held-out
+# questions, before, during and after a run.
 #
 # nanochat asks 400 test questions, eight answers each, and reports pass@k from the *first* k. The library reports that
 # and the unbiased one, which uses all eight for every k.
@@ -713,9 +724,11 @@ if not fast():
     _ = about(late(log_answer["tokens"]), 3.5, within=0.3, name="tokens, by answer")
 
 # %% [markdown] id="norm-end"
-# Not much: answers come out a little *shorter* by answer. Nearly all of them are right soon, and then the praise for short
-# right ones outweighs. The blame counts where most answers are wrong and some are very long, which these cannot be.
-# An effect that you expect is still one that you measure.
+# It does, and not as you may have thought. By token the answers come out *longer*, 4.1 tokens instead of 3.5. Most answers
+# of this toy are right soon, and then it is the praise that counts: by token a right answer that rambles is praised for
+# each of its tokens, by answer it gets no more in total than a short one. The blame for long wrong answers counts
+# where most answers are wrong, as at the start of a hard task. Neither habit is neutral. An effect that you expect is
+# still one that you measure, on your task.
 
 # %% [markdown] id="temperature-text"
 # ## 6. Temperature
@@ -839,13 +852,13 @@ for i, (name, (policy, found)) in enumerate(stale.items()):
 named(left, "Logged reward", "step", "reward")
 named(middle, "Sampler and trainer apart", "step", "mean |d|, nats")
 named(right, "The trained model", "new weights", "right")
-left.legend(fontsize=7.5, title="new weights", title_fontsize=7.5)
+middle.legend(fontsize=7.5, title="new weights", title_fontsize=7.5)
 left.set_ylim(0, 1)
 right.set_ylim(0, 1)
 right.set_xticks(range(3), ["every step", "every 20", "never"], fontsize=8)
 show(
     figure,
-    alt="left: logged reward: rises to 0.9 with new weights at every step, stays below 0.6 with new weights every 20 steps, flat "
+    alt="left: logged reward: rises to 0.9 with new weights at every step, stays at about 0.4 with new weights every 20 steps, flat "
     "at 0.16 when never. middle: mean difference of log-probabilities: zero, a saw-tooth, and growing without end. right: "
     "the trained models' right answers at temperature 1",
 )
@@ -856,12 +869,12 @@ if not fast():
     about(late(stale["every 20 steps"][1]["reward"]), 0.43, within=0.12, name="reward, every 20 steps")
     about(late(stale["never"][1]["reward"]), 0.16, within=0.05, name="logged reward, never")
     _ = about(
-        sampled_marks(stale["never"][0], TRAINED, COUNT).mean(), 0.6, within=0.15, name="the trained model, never"
+        sampled_marks(stale["never"][0], TRAINED, COUNT).mean(), 0.56, within=0.12, name="the trained model, never"
     )
 
 # %% [markdown] id="stale-look"
 # Never: the log says that nothing is learned. One would raise the rate, look for the bug in the reward, and not find it.
-# And the trainer's model is not what the log shows: asked by itself, it gets six in ten right, for it has been trained
+# And the trainer's model is not what the log shows: asked by itself, it gets more than half right, for it has been trained
 # 200 times on answers that it would no longer give. Every 20 steps: it learns at first, then each block of 20
 # overshoots, and more than half of the gain is gone. In both, $|d|$ tells at the first stale step.
 #
@@ -903,8 +916,8 @@ right.set_ylim(0, LIMIT + 0.5)
 show(
     figure,
     alt="left: the kind reward's own curve rises faster and higher, to nearly 1, than the strict one's 0.9. middle: right "
-    "answers reach nearly 0.9 with the strict reward and less than 0.7 with the kind one. right: tokens an answer stay at "
-    "4 with the strict one and go to the limit of 12 with the kind one",
+    "answers reach nearly 0.9 with the strict reward and less than 0.6 with the kind one. right: tokens an answer stay at "
+    "4 with the strict one and go to nearly 16, the limit, with the kind one",
 )
 reveal("rl.p_hack", round(100 * late(log_hack["right"])))
 for pair in ((3, 4), (2, 1)):
@@ -919,9 +932,9 @@ if not fast():
 
 
 # %% [markdown] id="hack-look"
-# The log of the flawed run is the *better* one: 0.97 against 0.89. What it does: it guesses again and again and never
-# stops. A list of numbers holds the right one. Each answer costs three times as much, a third is wrong, and no one can
-# use any of them. The model did not cheat; it did what was paid for.
+# The log of the flawed run is the *better* one: 0.96 against 0.90. What it does: it guesses again and again and never
+# stops. A list of numbers holds the right one. Each answer costs nearly four times as much, two in five are wrong, and
+# nine in ten never end. The model did not cheat; it did what was paid for.
 #
 # Three things would have told: answers that reach the limit, a measure that is *not* the reward (`correct` in the library's
 # log, whatever is rewarded), and reading ten answers. The cause is always a reward that more than one behaviour can earn.
@@ -964,21 +977,21 @@ right.set_ylim(0, LIMIT + 0.5)
 left.legend(fontsize=7.5)
 show(
     figure,
-    alt="left: right answers reach about 0.9 in all three runs. right: from the spoiled policy answers stay at nearly 12 "
+    alt="left: right answers reach about 0.9 in all three runs. right: from the spoiled policy answers stay at about 15 "
     "tokens for all 200 steps; from the start they stay at 4 with the strict reward and fall to 3 with your own",
 )
 print("from the spoiled policy:", examples(late_fix, (3, 4), 3))
 print("from the start:         ", examples(brief, (3, 4), 3))
 if not fast():
     about(late(log_late["right"]), 0.84, within=0.08, name="right, from the spoiled policy")
-    about(late(log_late["tokens"]), 15.2, within=1.2, name="tokens, from the spoiled policy")
+    about(late(log_late["tokens"]), 14.6, within=0.9, name="tokens, from the spoiled policy")
     about(late(log_brief["right"]), 0.9, within=0.06, name="right, yours from the start")
     _ = about(late(log_brief["tokens"]), 3.1, within=0.25, name="tokens, yours from the start")
 
 # %% [markdown] id="own-look"
 # From the start your reward gives three tokens, `#### `, the digit and the end: nothing shorter is right. From the spoiled
-# policy it repairs the number and not the rambling. None of its right answers ends early any more, so no group holds
-# one that could be praised. A better reward does not bring back what is never sampled. Go back to the checkpoint
+# policy it repairs most of the numbers, and hardly the rambling: 200 steps take away half a token. Right answers that
+# end early have become so rare that hardly a group holds one that could be praised. A better reward does not bring back what is never sampled. Go back to the checkpoint
 # *before* the flaw; that is why runs keep more than one.
 #
 # In a real run a reward is a file. `nanochat run --preset cpu --set rl.reward=rewards/mine.py:right_and_brief` takes
@@ -1006,18 +1019,17 @@ for rate, colour in rates.items():
     band(left, fates[rate][1]["right"], colour, f"rate {rate:g}")
     band(middle, fates[rate][1]["dead"], colour, f"rate {rate:g}")
     curves = np.array([unbiased_pass_at_k(m) for m in sampled_marks(fates[rate][0], TRAINED, COUNT)])
-    right.plot(ks, curves.mean(axis=0), color=colour)
+    right.plot(ks, curves.mean(axis=0), color=colour, label=f"rate {rate:g}")
 right.plot(ks, np.mean([unbiased_pass_at_k(m) for m in before], axis=0), color=FAINT, linestyle="--", label="before RL")
-right.legend(fontsize=7.5)
+right.legend(fontsize=7.5, loc="center right")
 named(left, "Right answers", "step", "share")
 named(middle, "Dead groups", "step", "share")
 named(right, "pass@k afterwards", "k", "share")
 for ax in (left, middle, right):
     ax.set_ylim(0, 1.02)
-left.legend(fontsize=7.5)
 show(
     figure,
-    alt="left: right answers for three rates: near 0.9 at 40; a wide band over seeds at 480; flat near 0.25 at 1600. middle: dead "
+    alt="left: right answers for three rates: near 0.9 at 40; later and a wide band over seeds at 480; near 0.25 at 1600. middle: dead "
     "groups: at 1600 all are dead within a few steps. right: pass@k: flat at 0.25 for 1600, which is below the dashed curve "
     "from before RL for all larger k",
 )
@@ -1028,8 +1040,10 @@ print(f"2 + 1 at rate {40 * RATE:g}: {examples(fates[40 * RATE][0], (2, 1), 4)}"
 # %% id="collapse-numbers"
 if not fast():
     ends = fates[12 * RATE][1]["right"][-20:].mean(axis=0)
-    about(late(fates[40 * RATE][1]["right"]), 0.25, within=0.12, name="right at the highest rate")
+    about(late(fates[40 * RATE][1]["right"]), 0.27, within=0.12, name="right at the highest rate")
     about(late(fates[40 * RATE][1]["dead"]), 0.99, within=0.03, name="dead groups at the highest rate")
+    poorer = np.mean([unbiased_pass_at_k(m)[-1] for m in sampled_marks(fates[12 * RATE][0], TRAINED, COUNT)])
+    about(poorer, 0.86, within=0.06, name="pass@32 at 12 times the rate")
     _ = about(ends.max() - ends.min(), 0.5, within=0.3, name="best less worst seed at 12 times the rate")
 
 # %% [markdown] id="collapse-look"
@@ -1037,9 +1051,9 @@ if not fast():
 # fastest, and a large step makes it certain. A policy that is certain draws groups that are all alike, every group is
 # dead, the gradient is zero: **there is no way back**. pass@32 is *below* the start: it has lost what it could say.
 #
-# In between, at 12 times the rate, seeds end 0.4 apart: one nearly perfect, one that has lost a third of the questions.
-# A single run would have told you either story. And pass@32 ends below the start's, though pass@1 is five times as high:
-# a policy can get better and poorer at once.
+# In between, at 12 times the rate, seeds end 0.5 apart: one nearly perfect, one that has lost half of the questions.
+# A single run would have told you either story. And pass@32 ends below the start's, though pass@1 is nearly five times
+# as high: a policy can get better and poorer at once.
 #
 # The first sign is the share of dead groups that rises while the reward does not. A public report on
 # a port of nanochat to one GPU tells of a collapse after some 400 steps, with a rate that falls in a line, and none with a
@@ -1065,7 +1079,7 @@ named(left, "Reward", "step", "right answers")
 named(middle, "Answers that end", "step", "share")
 right.plot([3, 8], [3, 8], color=FAINT, linestyle="--")
 right.plot(*each, "o", color=RED)
-named(right, "Tokens an answer, seed by seed", "end trained", "end left out")
+named(right, "Tokens, seed by seed", "end trained", "end left out")
 left.set_ylim(0, 1)
 middle.set_ylim(0, 1.02)
 left.legend(fontsize=8)
@@ -1086,18 +1100,18 @@ if not fast():
     about(late(log["reward"]) - late(log_end["reward"]), 0, within=0.05, name="reward lost")
     about(late(log["ended"]), 0.97, within=0.03, name="answers that end, end trained")
     about(late(log_end["ended"]), 0.88, within=0.08, name="answers that end, end left out")
-    _ = about(each[1].mean() / each[0].mean(), 1.2, within=0.2, name="tokens, left out beside trained")
+    _ = about(each[1].mean() / each[0].mean(), 1.36, within=0.2, name="tokens, left out beside trained")
 
 # %% [markdown] id="field-look"
-# The reward shows nothing. The cost is in the other two pictures: XX more tokens, and XX as many
+# The reward shows nothing. The cost is in the other two pictures: a third more tokens, and four times as many
 # answers that run into the limit. Every token of a right answer is praised, `#### ` and digits and blanks, except for the
 # one that stops. The probabilities of a place sum to one: what is never praised is what gives way.
 #
 # Sampling is most of the time of an RL step, so this is money, and nanochat's limit is 256 tokens and not 16. The
 # library's sequences keep the end token (`include_end=True`), and its log has `ended`.
 #
-# And there is a second lesson in the last line of numbers. With five seeds you might have measured
-# anything from XX to XX. Compare the *same* seeds with and without, and enough of them, before you believe a
+# And there is a second lesson in the last line of numbers. With five of these twelve seeds you might have measured
+# anything from 6 % to 75 % more. Compare the *same* seeds with and without, and enough of them, before you believe a
 # difference between two RL runs.
 
 # %% [markdown] id="takeaway"
