@@ -26,7 +26,7 @@
 # - tell whether sampler and trainer are the same model,
 # - write a reward, game one, see a policy collapse, and know it from the log.
 #
-# Eight exercises, about 105 minutes; with the reading some 140 minutes. The solved chapter runs in under three.
+# Eight exercises, about 110 minutes; with the reading some 150 minutes. The solved chapter runs in under three.
 
 # %% tags=["setup"] id="setup"
 import math
@@ -767,7 +767,7 @@ if not fast():
 
 # %% [markdown] id="curve-look"
 # The policy teaches itself from a fifth to nine tenths. And look right: the better it gets, the less there is to learn
-# from. At the end two of three groups are dead, this time because all of their answers are right.
+# from. At the end two of three groups are dead, now mostly because all of their answers are right.
 
 # %% [markdown] id="passk-text"
 # **Did it learn anything new?** Ask each question 32 times, before and after, and score with *pass@k*: the chance that one
@@ -1095,6 +1095,7 @@ if not fast():
 # overshoots, and more than half of the gain is gone. In both, $|d|$ tells at the first stale step.
 #
 # The library logs it at every step: `logprob_diff`, its largest, and the ratio's mean. Look at them *before* the reward.
+# One thing they cannot show is a temperature: the sampler reports log-probabilities as they were before it.
 
 # %% id="apart-quiz"
 quiz("rl.q_apart")
@@ -1355,7 +1356,7 @@ if not fast():
 # answers that run into the limit. Every token of a right answer is praised, `#### ` and digits and blanks, except for the
 # one that stops. The probabilities of a place sum to one: what is never praised is what gives way.
 #
-# Sampling is most of the time of an RL step, so this is money, and nanochat's limit is 256 tokens and not 16. The
+# Each sampled token is time, so this is money, and nanochat's limit is 256 tokens and not 16. The
 # library's sequences keep the end token (`include_end=True`), and its log has `ended`.
 #
 # And there is a second lesson in the last line of numbers. With five of these twelve seeds you might have measured
@@ -1365,7 +1366,7 @@ if not fast():
 # %% [markdown] id="takeaway"
 # > **Takeaway.** RL makes likelier what was sampled and was better than the rest of its group. It needs groups that differ:
 # > all-wrong and all-right teach nothing. It sharpens what a model can already say; pass@1 rises, pass@k at large k need not.
-# > Weigh tokens by the whole step. Sample at temperature 1, from the weights that you train, and log $|d|$, dead groups, length,
+# > Know what a token weighs, and watch the lengths. Sample at temperature 1, from the weights that you train, and log $|d|$, dead groups, length,
 # > ended and a measure that is not the reward, over several seeds. A rising reward proves that the reward rises.
 
 # %% [markdown] id="simplified"

@@ -306,7 +306,7 @@ EXERCISES = [
         ],
         hints=[
             "dp_a/dlogit_i is p_a (1 − p_a) for a = i and −p_a p_i otherwise. Sum reward_a over it.",
-            "The sum collapses to p_i times (reward_i minus the expected reward, which is p @ rewards).",
+            "The sum collapses to two factors: p_i, and how much reward_i is above the expected reward.",
             exact_output,
         ],
         fallback=exact_gradient,
@@ -335,7 +335,8 @@ EXERCISES = [
         ],
         hints=[
             "For one sample a: the gradient of log p(a) with respect to the logits, times its advantage.",
-            "np.eye(V)[actions] (N, V) has a 1 at each drawn token. Subtract p, weigh by advantages[:, None], average.",
+            "One row a sample: a 1 at the drawn token (`np.eye` has such rows), less the probabilities."
+            " Weigh each row by its own advantage, then average over the samples.",
             score_output,
         ],
         fallback=score_gradient,
@@ -391,7 +392,7 @@ EXERCISES = [
         ],
         hints=[
             "When are all numbers of a row alike? Compare its largest with another one.",
-            "`rewards.max(axis=1)` gives one number a question. The mean of truth values is a share; return a float.",
+            "Two numbers a question, both along axis 1, are equal or not. The mean of truth values is a share, a float.",
             collapsed_output,
         ],
     ),
@@ -422,8 +423,8 @@ EXERCISES = [
         ],
         hints=[
             "Make one wide table of ids (rows, length + 1) first, filled with pad_id, and one of what was sampled.",
-            "inputs are ids[:, :-1]; targets ids[:, 1:] where sampled[:, 1:], else -1; then reshape to"
-            " (-1, micro_rows, length).",
+            "Inputs leave out the table's last column, targets its first, and what was sampled is cut like the targets."
+            " `np.where` puts the -1. The last step is a reshape to micro-batches.",
             batch_output,
         ],
     ),
@@ -460,7 +461,7 @@ EXERCISES = [
                 (np.float32(0), np.float32(0), np.float32(2), np.int32(2)),
             ),
             reference("some tokens", measured),
-            reference("a token that the trainer never expects", impossible),
+            reference("a token that the sampler never expects", impossible),
         ],
         causes=[
             sign(
@@ -491,7 +492,7 @@ EXERCISES = [
         ],
         hints=[
             "Two factors: one for right or wrong, which same_number has shown you, and one that falls with the length.",
-            "The second factor must stay between 0.5 and 1 for any length: 1 / (1 + length / 20) falls and never"
+            "The second factor must stay between 0.5 and 1 for any length: 1 / (1 + length / scale) falls and never"
             " reaches 0; half of it on top of a half does.",
             brief_output,
         ],
@@ -559,7 +560,7 @@ QUIZZES = [
         [
             Option(
                 "rounding in bfloat16",
-                why="Rounding moves a log-probability by a few hundredths of a nat, not by 0.4 on average.",
+                why="Rounding moves log-probabilities by far less than 0.4 nats on average.",
             ),
             Option(
                 "sampler and trainer see different weights or positions",
