@@ -283,12 +283,14 @@ def test_sampler_and_trainer_agree(engine, sampled):
     assert found["logprob_diff"] == pytest.approx(naive / tokens, abs=1e-6)
 
 
-def test_apart_counts_trained_tokens_in_float64_too():
+@pytest.mark.parametrize("impossible", [False, True])
+def test_apart_counts_trained_tokens_as_in_float64(impossible):
     rng = np.random.default_rng(3)
     logprobs, sampled = (-rng.exponential(1.0, (3, 5)).astype(np.float32) for _ in range(2))
     trained = rng.random((3, 5)) < 0.5
     trained[0, :2] = True, False
-    sampled[0, :2] = logprobs[0, 0] - 300, -np.inf  # impossible tokens: the first one counts, the second does not
+    if impossible:  # the first of these tokens counts, the second does not
+        sampled[0, :2] = logprobs[0, 0] - 300, -np.inf
     got = apart(logprobs, sampled, trained)
     d = (logprobs.astype(float) - sampled)[trained]
     want = np.abs(d).sum(), np.abs(d).max(), np.exp(np.minimum(d, MOST_NATS)).sum(), trained.sum()

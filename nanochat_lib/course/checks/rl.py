@@ -392,7 +392,7 @@ EXERCISES = [
         ],
         hints=[
             "When are all numbers of a row alike? Compare its largest with another one.",
-            "Two numbers a question, both along axis 1, are equal or not. The mean of truth values is a share, a float.",
+            "Two numbers a question, both along axis 1, are alike or not. The mean of truth values is a share.",
             collapsed_output,
         ],
     ),
