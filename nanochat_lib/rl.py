@@ -32,7 +32,7 @@ from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import OptimConfig, RLConfig, RunConfig
 from nanochat_lib.price import price_here
 from nanochat_lib.rewards import Reward
-from nanochat_lib.rollouts import advantages, aligned, question_order, rollout, to_batch
+from nanochat_lib.rollouts import advantages, aligned, collapsed, question_order, rollout, to_batch
 from nanochat_lib.sharding import check_parameters, global_batch, replicate
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tasks.common import Task
@@ -51,6 +51,18 @@ def rl_rates(stage: RLConfig) -> OptimConfig:
     return OptimConfig(**{name: getattr(stage, name) for name in names}, weight_decay=0.0, transfer=False)
 
 
+def apart(logprobs: jax.Array, sampled: jax.Array, trained: jax.Array) -> tuple:
+    """(Σ|d|, max|d|, Σ exp d, how many) of d = logprobs − sampled at the positions that are `trained`; all (B, T).
+
+    |d| above MOST_NATS counts as MOST_NATS in exp d, so that one token that the sampler should never have drawn does
+    not make the sum infinite.
+    """
+    difference = jnp.where(trained, logprobs - sampled, 0.0)
+    ratio = jnp.where(trained, jnp.exp(jnp.clip(difference, -MOST_NATS, MOST_NATS)), 0.0)
+    away = jnp.abs(difference)
+    return away.sum(), away.max(), ratio.sum(), trained.sum(dtype=jnp.int32)
+
+
 def make_compare_step(config: GPTConfig, dtype: Any) -> Callable[..., tuple]:
     """The compiled `(params, inputs, targets, sampled) -> (Σ|d|, max|d|, Σ exp d, targets)` of a micro-batch (B, T).
 
@@ -60,12 +72,8 @@ def make_compare_step(config: GPTConfig, dtype: Any) -> Callable[..., tuple]:
     """
 
     def compare(params: dict, inputs: jax.Array, targets: jax.Array, sampled: jax.Array) -> tuple:
-        trained = targets >= 0
-        difference = -token_nll(gpt.apply(config, params, inputs, dtype=dtype), targets) - sampled
-        difference = jnp.where(trained, difference, 0.0)
-        ratio = jnp.where(trained, jnp.exp(jnp.clip(difference, -MOST_NATS, MOST_NATS)), 0.0)
-        away = jnp.abs(difference)
-        return away.sum(), away.max(), ratio.sum(), trained.sum(dtype=jnp.int32)
+        logprobs = -token_nll(gpt.apply(config, params, inputs, dtype=dtype), targets)
+        return apart(logprobs, sampled, targets >= 0)
 
     return jax.jit(compare)
 
@@ -178,9 +186,8 @@ def rl(
             log = compared(compare, state.params, mesh, arrays, out.logprobs)
             every = distributed.gather(np.concatenate([out.rewards, out.correct, out.ended], axis=1))
             given, right, ended = np.split(every, 3, axis=1)
-            collapsed = float(np.mean(given.max(axis=1) == given.min(axis=1)))
             log |= {"correct": float(right.mean()), "ended": float(ended.mean())}
-            shown = {"reward": float(given.mean()), "collapsed": collapsed}
+            shown = {"reward": float(given.mean()), "collapsed": collapsed(given)}
             yield StepBatch(arrays, 1 + step * per_step // len(task), log=shown, quiet=log)
 
     def hyper(step: int, batch: StepBatch) -> schedules.Hyper:

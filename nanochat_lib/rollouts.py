@@ -30,6 +30,11 @@ def advantages(rewards: np.ndarray) -> np.ndarray:
     return rewards - rewards.mean(axis=1, keepdims=True)
 
 
+def collapsed(rewards: np.ndarray) -> float:
+    """Share of the questions (Q, S) whose S answers all got the same reward: they teach nothing."""
+    return float(np.mean(rewards.max(axis=1) == rewards.min(axis=1)))
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Answers to Q questions, S each, a question's next to each other. Unpacks as (sequences, masks, rewards)."""

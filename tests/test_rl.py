@@ -17,8 +17,8 @@ from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.scores import pass_at_k
 from nanochat_lib.losses import token_nll
 from nanochat_lib.presets import RLConfig
-from nanochat_lib.rl import compared, held_out_reward, make_compare_step
-from nanochat_lib.rollouts import advantages, question_order, rollout, to_batch
+from nanochat_lib.rl import MOST_NATS, apart, compared, held_out_reward, make_compare_step
+from nanochat_lib.rollouts import advantages, collapsed, question_order, rollout, to_batch
 from nanochat_lib.sizing import GPTConfig
 from nanochat_lib.tasks.common import Task
 from nanochat_lib.tasks.gsm8k import parts_of
@@ -35,6 +35,14 @@ def test_advantages_compare_within_a_question():
     np.testing.assert_allclose(advantages(rewards), [[0.5, -0.5, -0.5, 0.5], [0] * 4, [0] * 4])
     # Rewards of other questions, or how many there are, change nothing.
     np.testing.assert_allclose(advantages(rewards[:1]), advantages(rewards)[:1])
+
+
+def test_collapsed_groups_are_those_that_teach_nothing():
+    rewards = np.array([[0.5, 0.5, 0.5], [0, 0, 0], [1, 1, 0], [0.2, 0.3, 0.2]], np.float32)
+    assert collapsed(rewards) == 0.5
+    assert collapsed(rewards[2:]) == 0 and collapsed(rewards[:2]) == 1
+    silent = [not gains.any() for gains in advantages(rewards)]
+    assert collapsed(rewards) == np.mean(silent)
 
 
 def test_batch_trains_sampled_tokens_only():
@@ -273,6 +281,21 @@ def test_sampler_and_trainer_agree(engine, sampled):
         naive += sum(abs(-n - one) for n, one, m in zip(nll, logs[1:], mask[1:], strict=True) if m)
         tokens += sum(mask)
     assert found["logprob_diff"] == pytest.approx(naive / tokens, abs=1e-6)
+
+
+@pytest.mark.parametrize("impossible", [False, True])
+def test_apart_counts_trained_tokens_as_in_float64(impossible):
+    rng = np.random.default_rng(3)
+    logprobs, sampled = (-rng.exponential(1.0, (3, 5)).astype(np.float32) for _ in range(2))
+    trained = rng.random((3, 5)) < 0.5
+    trained[0, :2] = True, False
+    if impossible:  # the first of these tokens counts, the second does not
+        sampled[0, :2] = logprobs[0, 0] - 300, -np.inf
+    got = apart(logprobs, sampled, trained)
+    d = (logprobs.astype(float) - sampled)[trained]
+    want = np.abs(d).sum(), np.abs(d).max(), np.exp(np.minimum(d, MOST_NATS)).sum(), trained.sum()
+    np.testing.assert_allclose([float(x) for x in got], want, rtol=1e-5)
+    assert got[3].dtype == jnp.int32 and all(np.isfinite(x) for x in got)
 
 
 @pytest.mark.parametrize("what", ["weights", "place", "temperature", "none"])
