@@ -52,9 +52,9 @@ def some_runs(rng: np.random.Generator, count: int = 7, floor: float | None = No
 
 
 def no_floor_needed(rng: np.random.Generator) -> tuple:
-    """Runs that bend the other way: a straight line in x^-a would cross below zero."""
+    """Runs that lie on a law whose floor is below zero."""
     x = np.geomspace(1e9, 1e12, 6)
-    return x, 3.0 - 0.4 * np.log10(x / 1e9) - 0.02 * np.log10(x / 1e9) ** 2, GRID
+    return x, 3 * (x / x[0]) ** -0.15 - rng.uniform(0.25, 0.35), np.array([0.05, 0.15, 1.0])
 
 
 def as_numbers(fn: object, *args: object) -> list[float]:
@@ -532,9 +532,9 @@ EXERCISES = [
     Exercise(
         "scale.replay",
         cases=[
-            example("two machines", (25, 10, 1, 2, [18, 100], [4, 6]), budget.Cost(47, 37, 2)),
-            example("one that lives exactly long enough", (25, 10, 1, 2, [30], [5]), budget.Cost(35, 30, 1)),
-            example("gone while it was set up", (25, 10, 1, 2, [1, 40], [3, 5]), budget.Cost(39, 31, 2)),
+            example("two machines", (25, 10, 1, 2, [18, 100], [4, 6]), budget.Cost(47.0, 37.0, 2)),
+            example("one that lives exactly long enough", (25, 10, 1, 2, [30], [5]), budget.Cost(35.0, 30.0, 1)),
+            example("gone while it was set up", (25, 10, 1, 2, [1, 40], [3, 5]), budget.Cost(39.0, 31.0, 2)),
             reference("many machines", some_machines),
             example("too few machines", (25, 10, 1, 2, [14, 12], [0, 0]), raises(UserError)),
         ],
@@ -661,7 +661,7 @@ QUIZZES = [
             ),
             Option(
                 "Bits per byte depend on FLOPs alone",
-                why="nanochat's own curve moved from 0.80 to 0.75 at the same FLOPs when the recipe changed.",
+                why="At 1e18 FLOPs nanochat's best was 0.978 on January 7 and 0.897 on January 27.",
             ),
         ],
     ),
