@@ -57,10 +57,10 @@ def bootstrap(x: np.ndarray, y: np.ndarray, draws: int, seed: int) -> np.ndarray
     n = len(y)
     if n < 4:
         raise UserError(f"bootstrap: {n} points fix the law's three numbers and leave no error to draw, use 4 or more")
-    law = fit_power_law(x, y)
-    residuals = (np.asarray(y, np.float64) - law(x)) * np.sqrt(n / (n - 3))
-    rng = np.random.default_rng(seed)
-    return np.array([fit_power_law(x, law(x) + rng.choice(residuals, n)) for _ in range(draws)])
+    fitted = fit_power_law(x, y)
+    residuals = (np.asarray(y, np.float64) - fitted(x)) * np.sqrt(n / (n - 3))
+    draw = np.random.default_rng(seed)
+    return np.array([fit_power_law(x, fitted(x) + draw.choice(residuals, n)) for _ in range(draws)])
 
 
 def band(laws: np.ndarray, x: np.ndarray, share: float = 0.8) -> tuple[np.ndarray, np.ndarray]:

@@ -449,7 +449,7 @@ if not fast():
 def bootstrap(x: np.ndarray, y: np.ndarray, draws: int, seed: int) -> np.ndarray:
     """(draws, 3): floor, scale and exponent of laws fitted to the same x with y drawn anew.
 
-    Each draw adds to the fitted values n residuals of the fit, drawn with replacement by `rng.choice` (one generator,
+    Each draw adds to the fitted values n residuals of the fit, drawn with replacement by its `choice` (one generator,
     made from `seed`) and stretched by √(n / (n - 3)). With n below 4 there is nothing to draw: a UserError.
     """
     # --- stub
@@ -458,10 +458,10 @@ def bootstrap(x: np.ndarray, y: np.ndarray, draws: int, seed: int) -> np.ndarray
     n = len(y)
     if n < 4:
         raise UserError(f"bootstrap: {n} points fix the law's three numbers and leave no error to draw, use 4 or more")
-    law = fit_power_law(x, y)
-    residuals = (np.asarray(y, np.float64) - law(x)) * np.sqrt(n / (n - 3))
-    rng = np.random.default_rng(seed)
-    return np.array([fit_power_law(x, law(x) + rng.choice(residuals, n)) for _ in range(draws)])
+    fitted = fit_power_law(x, y)
+    residuals = (np.asarray(y, np.float64) - fitted(x)) * np.sqrt(n / (n - 3))
+    draw = np.random.default_rng(seed)
+    return np.array([fit_power_law(x, fitted(x) + draw.choice(residuals, n)) for _ in range(draws)])
     # --- end
 
 
@@ -475,9 +475,9 @@ hidden(
     reference("nine runs", lambda rng: (*checks.some_runs(rng, 9)[:2], 5, 3), call=checks.as_values, rtol=1e-7),
 )
 mutant("scale.bootstrap", " * np.sqrt(n / (n - 3))", "", says="stretch the residuals")
-mutant("scale.bootstrap", "law(x) + rng", "y + rng", says="fitted* values")
-mutant("scale.bootstrap", "rng.choice(residuals, n)", "rng.permutation(residuals)", says="with replacement")
-mutant("scale.bootstrap", "rng.choice(residuals, n)", "rng.choice(residuals)", says="residual of its own")
+mutant("scale.bootstrap", "fitted(x) + draw", "y + draw", says="fitted* values")
+mutant("scale.bootstrap", "draw.choice(residuals, n)", "draw.permutation(residuals)", says="with replacement")
+mutant("scale.bootstrap", "draw.choice(residuals, n)", "draw.choice(residuals)", says="residual of its own")
 mutant("scale.bootstrap", "n < 4", "n < 3", says="another kind of exception")
 
 # %% id="growing"

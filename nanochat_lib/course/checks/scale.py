@@ -447,8 +447,10 @@ EXERCISES = [
         ],
         hints=[
             "Fit once. What the fit leaves over are the errors; shuffle such errors onto the fitted values, fit again.",
-            "residuals = (y - law(x)) · √(n / (n - 3)); rng = np.random.default_rng(seed), made once; for each draw "
-            "`fit_power_law(x, law(x) + rng.choice(residuals, n))`. With n below 4: raise UserError.",
+            "What is left over, stretched, is what you draw from: as many as there are points, with replacement, "
+            "by one "
+            "`np.random.default_rng(seed)` for all draws. Add to the fitted values, fit again. n below 4: raise "
+            "UserError.",
             _draws_shown,
         ],
     ),
