@@ -646,13 +646,11 @@ def _incident(number: int, right: str, why: dict[str, str]) -> Quiz:
 QUIZZES = [
     Quiz(
         "scale.q_band",
-        "The laptop's law gives about 1.0 bits per byte for the FLOPs of a d12, and nanochat's d12-sized run had "
-        "0.98. What "
-        "follows?",
+        "The best law says 0.9 to 1 bits per byte for the FLOPs of a d12, and nanochat's d12 had 0.98. What follows?",
         [
             Option(
                 "Four laptop runs suffice to know a d12",
-                why="Look at the band: anything from about 1.0 to 2.3 would have been 'predicted', too.",
+                why="Look at the band: anything from 0.9 to 2 would have been 'predicted', too.",
             ),
             Option(
                 "Nothing: other text, other tokens, another model; and the band holds nearly everything",
@@ -686,11 +684,11 @@ QUIZZES = [
                 why="One preemption costs half an interval and a set-up, minutes of a machine at a fifth of the price.",
             ),
             Option(
-                "When machines last only about as long as set-up, one piece and its save together",
+                "When a machine lasts, on average, less than half as long as set-up, one piece and its save together",
                 right=True,
-                why="Then nearly every piece is done several times: e^(t/mtbf) is 2.7 at t = mtbf, 7.4 at twice "
-                    "that. And "
-                "when there is a deadline, since spot waits.",
+                why="The paid time is (e^x - 1)/x times that of one try, with x = (set-up + piece + save) / mtbf: "
+                    "1.7 at "
+                "x = 1, and 5, which eats the discount up, at x = 2.7. And when there is a deadline: spot waits.",
             ),
             Option("Never", why="The paid time grows exponentially with (set-up + interval + save) / mtbf."),
         ],
