@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanochat_lib.errors import UserError
-from nanochat_lib.hardware import Chip
+from nanochat_lib.hardware import CHIPS, PRICE_DATE, Chip
 from nanochat_lib.run_config import RunConfig
 from nanochat_lib.sizing import flops_per_token
 
@@ -143,7 +143,8 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Pretraining of `config` on `devices` chips that reach the share `mfu` of their bfloat16 peak.
 
-    Without failures one checkpoint at the end is enough. Evaluation and the other stages come on top.
+    Without failures one checkpoint at the end is enough. Evaluation and the other stages come on top. A positive
+    `ops.usd_per_hour`, of the whole machine, stands in for the chip's price.
     """
     if not 0 < mfu <= 1:
         raise UserError(f"plan: an MFU of {mfu:g} is not a share of the chips' peak, use one above 0 and up to 1")
@@ -153,6 +154,35 @@ def plan(
     interval = work if math.isinf(mtbf) else min(checkpoint_interval(save_seconds, mtbf), work)
     seconds = expected_cost(work, interval, save_seconds, setup_minutes * 60, mtbf, wait_minutes * 60)
     price = chip.usd_hour_spot if spot else chip.usd_hour
-    rate = price and price * devices
+    rate = config.ops.usd_per_hour if config.ops.usd_per_hour > 0 else price and price * devices
     cost = Cost(seconds.wall / HOUR, seconds.paid / HOUR, seconds.machines)
     return Plan(work / HOUR, interval / 60, cost, rate, rate and rate * cost.paid)
+
+
+def print_plan(
+    config: RunConfig, chip: str | None, devices: int | None, mfu: float, spot: bool, **terms: float
+) -> None:
+    """`nanochat plan`: the plan in words. `chip` and `devices` are the preset's own where they are not given."""
+    chips = {known.name: known for known in CHIPS}
+    name, devices = chip or config.target.chip, devices or config.target.devices
+    if name not in chips:
+        raise UserError(f"no peak is known of the chip {name!r}; use --chip with one of {', '.join(chips)}")
+    made, horizon = plan(config, chips[name], devices, mfu, spot=spot, **terms), config.horizon()
+    often = "at the end" if math.isinf(terms["mtbf_hours"]) else f"every {made.interval_minutes:.0f} min"
+    if config.ops.usd_per_hour > 0:
+        price = f"${made.usd_hour:.2f} an hour, as ops.usd_per_hour says"
+    elif made.usd_hour:
+        price = f"${made.usd_hour:.2f} an hour, {'spot' if spot else 'on demand'} ({PRICE_DATE})"
+    else:
+        price = "unknown here; give it as -s ops.usd_per_hour=…"
+    lines = {
+        "run": f"pretraining of {config.preset}: {horizon.steps:,} steps of {horizon.batch_tokens:,} tokens",
+        "machine": f"{devices} × {name} at an MFU of {mfu:.1%}",
+        "work": f"{made.work_hours:.1f} h without failures",
+        "save": often,
+        "on average": f"{made.expected.paid:.1f} h paid, {made.expected.wall:.1f} h with waiting, "
+        f"{made.expected.machines:.1f} machines",
+        "price": price,
+        "in all": f"${made.usd:,.0f}, evaluation and the other stages not included" if made.usd else "?",
+    }
+    print("\n".join(f"{part:<12}{words}" for part, words in lines.items()))

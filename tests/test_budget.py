@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from nanochat_lib import cli
 from nanochat_lib.budget import (
     HOUR,
     checkpoint_interval,
@@ -103,3 +105,22 @@ def test_batches_are_the_published_ones() -> None:
     tokens = {4: 138_412_608, 8: 503_318_784, 10: 841_485_840, 12: 1_321_210_944, 18: 3_892_850_064, 32: 20_132_696_064}
     batches = {4: 2**18, 8: 2**18, 10: 2**19, 12: REFERENCE_BATCH, 18: 2**20, 32: 2**21}
     assert {depth: batch_for(count, tokens[12]) for depth, count in tokens.items()} == batches
+
+
+def test_the_command_says_what_the_plan_says(capsys) -> None:
+    options = ["plan", "--preset", "tpu-v6e-8-d24-h128", "--mfu", "0.2455", "--spot"]
+    assert cli.main([*options, "--save-seconds", "0", "--setup-minutes", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "6,612 steps of 1,048,576 tokens" in out and "5.3 h without failures" in out
+    assert "8 × v6e at an MFU of 24.6%" in out or "8 × v6e at an MFU of 24.5%" in out
+    assert "$4.32 an hour, spot" in out and "$23, evaluation" in out and re.search(r"^save +at the end$", out, re.M)
+    assert cli.main([*options, "--mtbf-hours", "4", "--save-seconds", "120"]) == 0
+    assert re.search(r"^save +every 31 min$", capsys.readouterr().out, re.M)
+    assert cli.main(["plan", "--preset", "tpu-v5p-8-d24", "-s", "ops.usd_per_hour=10"]) == 0
+    assert "$10.00 an hour, as ops.usd_per_hour says" in capsys.readouterr().out
+    assert cli.main(["plan", "--preset", "tpu-v5p-8-d24"]) == 0
+    assert re.search(r"^in all +\?$", capsys.readouterr().out, re.M)
+    assert cli.main(["plan", "--preset", "cpu"]) == 2
+    assert "use --chip with one of" in capsys.readouterr().err
+    assert cli.main(["plan", "--preset", "cpu", "--chip", "h100", "--devices", "8"]) == 0
+    assert "8 × h100" in capsys.readouterr().out
