@@ -24,8 +24,12 @@ def test_a_law_without_noise_is_found_again(exponent: float, floor: float) -> No
 def test_no_other_exponent_and_no_other_line_fits_better() -> None:
     """Against numpy's least squares at every exponent, with the floor free and at zero."""
     rng = np.random.default_rng(0)
-    for _ in range(20):
-        y = rng.uniform(0, 1) + 3 * (X / X[0]) ** -rng.uniform(0.05, 0.6) + 0.05 * rng.standard_normal(len(X))
+    for number in range(20):
+        y = (
+            (rng.uniform(0, 1) if number % 2 else -0.3)
+            + 3 * (X / X[0]) ** -rng.uniform(0.05, 0.6)
+            + 0.05 * rng.standard_normal(len(X))
+        )
         found = fit_power_law(X, y)
         least = np.inf
         for exponent in EXPONENTS:
@@ -36,6 +40,10 @@ def test_no_other_exponent_and_no_other_line_fits_better() -> None:
                     least = min(least, float(np.sum((columns @ line - y) ** 2)))
         assert np.sum((found(X) - y) ** 2) == pytest.approx(least, rel=1e-9)
         assert found.floor >= 0
+    coarse = fit_power_law(X, 3 * (X / X[0]) ** -0.15 - 0.3, np.array([0.05, 0.15, 1.0]))
+    power = (X / X[0]) ** -0.15
+    line, *_ = np.linalg.lstsq(power[:, None], 3 * power - 0.3, rcond=None)
+    np.testing.assert_allclose(coarse, (0.0, line[0] * X[0] ** 0.15, 0.15), rtol=1e-9)
 
 
 def test_units_of_x_change_nothing() -> None:
@@ -59,6 +67,13 @@ def test_the_same_seed_gives_the_same_laws_and_another_others() -> None:
     assert not np.array_equal(first, bootstrap(X, y, 7, 4))
     with pytest.raises(UserError, match="use 4 or more"):
         bootstrap(X[:3], y[:3], 7, 3)
+
+
+def test_a_draw_is_the_fit_and_its_residuals_made_larger() -> None:
+    x, y = X[:4], np.array([3.0, 2.4, 2.1, 1.8])
+    law = fit_power_law(x, y)
+    drawn = law(x) + np.random.default_rng(9).choice(2 * (y - law(x)), 4)  # √(4 / (4 - 3)) = 2
+    np.testing.assert_array_equal(bootstrap(x, y, 1, 9)[0], fit_power_law(x, drawn))
 
 
 def test_without_noise_all_draws_are_the_law_itself() -> None:
