@@ -94,6 +94,7 @@ def test_a_plan_is_the_published_run() -> None:
     assert dear.usd == pytest.approx(114, rel=0.01)
     often = plan(config, V6E, 8, 0.2455, spot=True, mtbf_hours=4, wait_minutes=20)
     assert often.interval_minutes == pytest.approx(math.sqrt(2 * 60 * 4 * HOUR) / 60)
+    assert often.expected.wall - often.expected.paid == pytest.approx(often.expected.machines / 3)
     assert often.usd == pytest.approx(often.usd_hour * often.expected.paid)
     assert often.usd > found.usd and often.expected.wall > often.expected.paid > often.work_hours
     with pytest.raises(UserError, match="an MFU of 25 is not a share"):
