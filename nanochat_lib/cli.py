@@ -161,6 +161,15 @@ def preflight(args: argparse.Namespace) -> int:
     )  # fmt: skip
 
 
+def plan(args: argparse.Namespace) -> None:
+    from nanochat_lib.budget import print_plan
+
+    print_plan(
+        run_config(args), args.chip, args.devices, args.mfu, args.spot, mtbf_hours=args.mtbf_hours,
+        save_seconds=args.save_seconds, setup_minutes=args.setup_minutes, wait_minutes=args.wait_minutes,
+    )  # fmt: skip
+
+
 def convert(args: argparse.Namespace) -> None:
     from nanochat_lib.convert import from_upstream, to_upstream
 
@@ -328,6 +337,19 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    _run_options(parser)
+    add = parser.add_argument
+    add("--chip", metavar="NAME", help="kind of chip: v6e, h100, … (default: the preset's)")
+    add("--devices", type=int, metavar="N", help="how many (default: the preset's)")
+    add("--mfu", type=float, default=0.25, metavar="X", help="share of the chips' peak that is reached (default: 0.25)")
+    add("--spot", action="store_true", help="machines that may be taken away, at their price")
+    add("--mtbf-hours", type=float, default=float("inf"), metavar="H", help="hours between failures (default: none)")
+    add("--save-seconds", type=float, default=60.0, metavar="S", help="what a checkpoint costs (default: 60)")
+    add("--setup-minutes", type=float, default=15.0, metavar="M", help="before a new machine works (default: 15)")
+    add("--wait-minutes", type=float, default=0.0, metavar="M", help="for a machine, which are not paid (default: 0)")
+
+
 def _convert_options(parser: argparse.ArgumentParser) -> None:
     directions = parser.add_subparsers(dest="direction", metavar="DIRECTION", required=True, parser_class=_Parser)
     about = "make a run folder of nanochat's checkpoint folder"
@@ -395,6 +417,10 @@ COMMANDS: dict[str, Command] = {
         _preflight_options,
         "compile the training step for a machine that is not here",
         "nanochat preflight --preset tpu-v6e-8-d24 --profile",
+    ),
+    "plan": (
+        plan, _plan_options, "what a run will cost, and how often to save",
+        "nanochat plan --preset tpu-v6e-8-d24 --spot --mtbf-hours 4 --wait-minutes 30",
     ),
     "convert": (
         convert, _convert_options, "read and write nanochat's own checkpoints",

@@ -79,7 +79,12 @@ def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
             f"{tpu_holder() if target.kind == 'tpu' else ''}; use --preset cpu, or install the matching extra "
             "(NANOCHAT_EXTRAS=cuda12, cuda13 or tpu)"
         )
-    if target.kind != "cpu" and not config.ops.durable and not config.ops.ephemeral_ok:
+    check_durable(config)
+
+
+def check_durable(config: RunConfig) -> None:
+    """Raises UserError when the checkpoints of a rented machine would be lost with it, and nobody agreed to that."""
+    if config.target.kind != "cpu" and not config.ops.durable and not config.ops.ephemeral_ok:
         raise UserError(
             f"preset {config.preset} rents a machine, and checkpoints on its disk alone would be lost with it: name a "
             "place that stays (-s ops.durable=gs://bucket/run, s3://… or a folder of another disk), or accept the loss "

@@ -131,6 +131,15 @@ def flops_per_token(config: GPTConfig) -> int:
     return 6 * matmul_weights + attention
 
 
+def batch_for(tokens: float, reference_tokens: float) -> int:
+    """Tokens an optimiser step of a run of `tokens`: a power of two.
+
+    The reference run, 2^19 tokens a step, has `reference_tokens`; from there the batch grows as tokens^0.383, to the
+    nearest power of two in the logarithm.
+    """
+    return 2 ** round(math.log2(REFERENCE_BATCH * (tokens / reference_tokens) ** 0.383))
+
+
 def transfer_scales(batch_tokens: int, tokens: float, reference_tokens: float) -> tuple[float, float]:
     """Factors on every learning rate and on Muon's weight decay, from the reference run to one of this size.
 
@@ -160,7 +169,7 @@ def horizon(config: GPTConfig, reference: GPTConfig, ratio: float, steps: int = 
     target = int(ratio * scaling_params(config))
     reference_target = ratio * scaling_params(reference)
     if batch_tokens <= 0:
-        batch_tokens = 2 ** round(math.log2(REFERENCE_BATCH * (target / reference_target) ** 0.383))
+        batch_tokens = batch_for(target, reference_target)
     lr_scale, decay_scale = transfer_scales(batch_tokens, target, reference_target)
     return Horizon(
         tokens=target,

@@ -81,7 +81,7 @@ def test_help_lists_every_command(capsys) -> None:
         assert re.search(rf"^    {name} +{re.escape(about)}$", out, re.MULTILINE), name
     assert list(COMMANDS) == [
         "run", "presets", "doctor", "data", "tokenizer", "pretrain", "mid", "sft", "rl", "eval", "chat", "serve",
-        "report", "preflight", "convert", "course", "grade",
+        "report", "preflight", "plan", "convert", "course", "grade",
     ]  # fmt: skip
 
 
