@@ -126,7 +126,7 @@ class Parser:
 
     def signed(self) -> Value:
         signs = ""
-        while sign := self.take("+", "-"):
+        while sign := self.take("-", "+"):
             signs += sign
         value = self.counted()
         if signs:

@@ -91,6 +91,12 @@ from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import init_train_state, make_train_step
 
 
+def compiled(fn, static=0, donate=()):
+    """jax.jit. In fast mode, where compiling takes most of the time, with less of it."""
+    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(fn, static_argnums=static, donate_argnums=donate, compiler_options=quick if fast() else None)
+
+
 def label(ax, title, x="", y=""):
     """Title and axes in the course's style."""
     ax.set_title(title, loc="left", fontsize=10, fontweight="bold")
@@ -106,7 +112,7 @@ def label(ax, title, x="", y=""):
 # training takes about a minute.
 
 # %% id="model"
-CONTEXT, BATCH, STEPS = 256, 8, 3 if fast() else 250
+CONTEXT, BATCH = 256, 8
 world = World(0)
 tokenizer = Tokenizer.train(world_documents(world, 150_000 if fast() else 600_000), 500)
 config = GPTConfig(
@@ -114,32 +120,50 @@ config = GPTConfig(
     window_pattern="SL",
 )  # fmt: skip
 
-packer = BestFitPacker(CONTEXT + 1, 2000, crop=False, pad_id=tokenizer.bos_id)
-for chat in sft_mixture(world, 300 if fast() else 2000):
-    rendered = render_conversation(tokenizer, chat, CONTEXT + 1)
-    packer.add(rendered.ids, rendered.mask)
-rows, masks = [], []
-while len(packer):
-    row, mask = np.empty(CONTEXT + 1, np.int32), np.empty(CONTEXT + 1, np.int8)
-    packer.fill_row(row, mask, lambda: False)
-    rows.append(row)
-    masks.append(mask)
-order = np.random.default_rng(0).permutation(len(rows))  # packing puts long chats first
-rows, masks = np.array(rows)[order], np.array(masks)[order]
-targets = np.where(masks[:, 1:] == 1, rows[:, 1:], -1)
 
-optimizer = optim.make_optimizer(config, CPU_OPTIM)
-train_step = make_train_step(config, optimizer, donate=False)
-state = init_train_state(config, optimizer, jax.random.key(0))
-for i in range(STEPS):
-    pick = np.arange(i * BATCH, (i + 1) * BATCH) % len(rows)
-    hyper = {"lr": min(1, 2 * (1 - i / STEPS)), "momentum": 0.95, "weight_decay": 0.0}
-    batch = {"inputs": rows[pick][None, :, :-1], "targets": targets[pick][None]}
-    state, out = train_step(state, batch, {name: jnp.float32(value) for name, value in hyper.items()})
-params = state.params
-print(f"{tokenizer.vocab_size} tokens in a table of {config.vocab_size}; {len(rows)} rows, {STEPS} steps")
-if not fast():
-    _ = about(out["loss"], 0.06, within=0.04, name="loss of the last step, nats a target")
+def random_params(config, seed=0):
+    """Weights that nobody has trained."""
+    rng = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(0.15 * rng.standard_normal(shape, dtype=np.float32))
+        for name, shape in gpt.param_shapes(config).items()
+    }
+
+
+def packed_chats(count):
+    """(rows, targets) of the primer's chats, as in chapter 08."""
+    packer, rows, targets = BestFitPacker(CONTEXT + 1, count, crop=False, pad_id=tokenizer.bos_id), [], []
+    for chat in sft_mixture(world, count):
+        rendered = render_conversation(tokenizer, chat, CONTEXT + 1)
+        packer.add(rendered.ids, rendered.mask)
+    while len(packer):
+        row, mask = np.empty(CONTEXT + 1, np.int32), np.empty(CONTEXT + 1, np.int8)
+        packer.fill_row(row, mask, lambda: False)
+        rows.append(row)
+        targets.append(np.where(mask[1:] == 1, row[1:], -1))
+    order = np.random.default_rng(0).permutation(len(rows))  # packing puts long chats first
+    return np.array(rows)[order], np.array(targets)[order]
+
+
+def trained_params(rows, targets, steps):
+    """(weights, loss of the last step) after so many steps; the rate is constant, then falls over the last half."""
+    optimizer = optim.make_optimizer(config, CPU_OPTIM)
+    train_step = make_train_step(config, optimizer, donate=False)
+    state = init_train_state(config, optimizer, jax.random.key(0))
+    for i in range(steps):
+        pick = np.arange(i * BATCH, (i + 1) * BATCH) % len(rows)
+        hyper = {"lr": min(1, 2 * (1 - i / steps)), "momentum": 0.95, "weight_decay": 0.0}
+        batch = {"inputs": rows[pick][None, :, :-1], "targets": targets[pick][None]}
+        state, out = train_step(state, batch, {name: jnp.float32(value) for name, value in hyper.items()})
+    return state.params, float(out["loss"])
+
+
+if fast():  # there is no time to train: random weights, which babble
+    params = random_params(config)
+else:
+    params, loss = trained_params(*packed_chats(2000), 250)
+    _ = about(loss, 0.06, within=0.04, name="loss of the last step, nats a target")
+print(f"{tokenizer.vocab_size} tokens in a table of {config.vocab_size}")
 
 # %% [markdown] id="textbook-text"
 # A model reads a text and says what comes next. So the shortest program that answers is a loop: the whole text through
@@ -147,7 +171,7 @@ if not fast():
 
 
 # %% id="textbook"
-whole = jax.jit(gpt.apply, static_argnums=0)
+whole = compiled(gpt.apply)
 special = tokenizer.encode_special
 END, BOS = special("<|assistant_end|>"), tokenizer.bos_id
 
@@ -173,7 +197,7 @@ expected = textbook(prompt_for(question), 24)
 print(repr(tokenizer.decode(expected)))
 
 # %% [markdown] id="textbook-look"
-# (In fast mode the model has hardly learned anything, and babbles.) The calculator's result stands there, too: without
+# (In fast mode the weights are random, and the model babbles.) The calculator's result stands there, too: without
 # an engine the model makes it up. We will come to that.
 #
 # How much work is this? A prompt of 128 tokens, an answer of 128: how many tokens run through the model in all? Guess:
@@ -212,11 +236,17 @@ show(
 # begin with the same 10.
 
 # %% id="past"
-text20 = np.array([rows[0][:20]], np.int32)
-caches = [
-    gpt.prefill(config, params, text20[:, :n], jnp.array([n]), init_cache(config, 1, CONTEXT))[1] for n in (10, 20)
-]
-k10, k20 = (np.asarray(cache.k[1][0, :, :10]) for cache in caches)
+prefill = compiled(gpt.prefill)
+
+
+def read_prompt(ids):
+    """(logits (1, V), cache of one row) after a prompt."""
+    padded = np.array([list(ids) + [BOS] * (CONTEXT - len(ids))], np.int32)
+    return prefill(config, params, padded, jnp.array([len(ids)]), init_cache(config, 1, CONTEXT))
+
+
+text20 = np.random.default_rng(1).integers(0, 256, 20).tolist()
+k10, k20 = (np.asarray(read_prompt(text20[:n])[1].k[1][0, :, :10]) for n in (10, 20))
 print("keys of the first 10 tokens in the last layer, shape (K, T, D):", k10.shape)
 print("the longer text has the same ones:", bool(np.allclose(k10, k20, atol=1e-5)))
 
@@ -400,11 +430,14 @@ check("inference.cached_attention", cached_attention)
 # %% tags=["hidden"] id="inference.cached_attention.hidden"
 hidden(
     "inference.cached_attention",
-    reference("window 0", lambda rng: checks.some_cache(rng, [3, 9, 4], 7, 0), against=checks.slow_attention),
-    reference("six heads", lambda rng: checks.some_cache(rng, [3, 12, 7], 8, 7, 6), against=checks.slow_attention),
+    reference("window 0", lambda rng: checks.some_cache(rng, [3, 9, 4], 8, 0), against=checks.slow_attention),
+    reference("round and round", lambda rng: checks.some_cache(rng, [40, 12, 7], 8, 7), against=checks.slow_attention),
 )
 mutant(
-    "inference.cached_attention", "jnp.minimum(positions, window)", "jnp.minimum(window, 99)", says="hold nothing yet"
+    "inference.cached_attention",
+    "jnp.minimum(positions, window)",
+    "jnp.minimum(window + 0 * positions, window)",
+    says="hold nothing yet",
 )
 mutant("inference.cached_attention", "jnp.minimum(positions, window)", "positions", says="further back than")
 mutant("inference.cached_attention", "(distance <= jnp", "(distance < jnp", says="oldest key")
@@ -488,15 +521,8 @@ check("inference.decode", decode)
 # %% tags=["hidden"] id="inference.decode.hidden"
 hidden(
     "inference.decode",
-    reference(
-        "two of three have ended", lambda rng: ([131, 3, 0], checks.some_tokens(rng, 2), [False, True, False], None, 6)
-    ),
-    prop(
-        "nine tokens, against the whole text",
-        lambda rng: (checks.some_tokens(rng, 9),),
-        lambda out, tokens: "" if not checks._apart(out, checks.whole_text(tokens)) else "not the whole text's logits",
-        call=checks.from_nothing,
-    ),
+    reference("two of three have ended", lambda rng: checks.some_steps(rng, [131, 3, 0], [False, True, False])),
+    prop("another text, against the whole of it", checks.some_text, checks.as_the_whole, call=checks.from_nothing),
 )
 mutant("inference.decode", "pos=pos + 1", "pos=pos", says="one token longer")
 mutant("inference.decode", "pos=pos + 1, prev=prev", "pos=pos + 1", says="next step smears with")
@@ -520,20 +546,11 @@ mutant(
 )
 
 # %% [markdown] id="same-text"
-# The same question with a cache. `donate_argnums` lets the step write into the old cache's memory (chapter 06).
+# The same question with a cache. `donate` lets the step write into the old cache's memory (chapter 06).
 
 # %% id="same"
 decode = mine("inference.decode")
-step = jax.jit(decode, static_argnums=(0, 4), donate_argnums=3)
-prefill = jax.jit(gpt.prefill, static_argnums=0)
-
-
-def read_prompt(ids):
-    """(logits (1, V), cache of one row) after a prompt."""
-    padded = np.array([list(ids) + [BOS] * (CONTEXT - len(ids))], np.int32)
-    return prefill(config, params, padded, jnp.array([len(ids)]), init_cache(config, 1, CONTEXT))
-
-
+step = compiled(decode, donate=3)
 logits, cache = read_prompt(prompt_for(question))
 said = []
 while len(said) < 24 and END not in said:
@@ -683,7 +700,7 @@ wide_config = GPTConfig(
     sequence_len=128, vocab_size=512, n_layer=1 if fast() else 2, n_head=8, n_kv_head=8, n_embd=256 if fast() else 1024,
     window_pattern="L",
 )  # fmt: skip
-counts = (1, 4, 16) if fast() else (1, 2, 4, 8, 16, 32)
+counts = (1, 8) if fast() else (1, 2, 4, 8, 16, 32)
 
 
 def fastest(work, times):
@@ -701,8 +718,8 @@ def measure():
     source = np.ones(2**23 if fast() else 2**26, np.float32)
     target = np.empty_like(source)
     bandwidth = 2 * source.nbytes / fastest(lambda: np.copyto(target, source), 4)
-    wide_params, seconds = gpt.init_params(wide_config, jax.random.key(1)), []
-    wide_step = jax.jit(decode, static_argnums=0, donate_argnums=3)
+    wide_params, seconds = random_params(wide_config), []
+    wide_step = compiled(decode, donate=3)
     for count in counts:
         state = [None, init_cache(wide_config, count, 128)]
         token = jnp.zeros(count, jnp.int32)
@@ -769,10 +786,9 @@ for i, asked in enumerate(questions):
     logits, one = read_prompt(prompt_for(asked))
     together = put_row(together, i, one)
     first.append(int(jnp.argmax(logits[0, : tokenizer.vocab_size])))
-shared = jax.jit(decode, static_argnums=(0, 4), donate_argnums=3)
 newest, alive, answers = jnp.array(first), np.array([t != END for t in first]), [[t] for t in first]
 while alive.any() and len(answers[0]) < 24:
-    logits, together = shared(config, params, newest, together, jnp.float32, jnp.asarray(alive))
+    logits, together = step(config, params, newest, together, alive=jnp.asarray(alive))
     newest = jnp.argmax(logits[:, : tokenizer.vocab_size], axis=-1)
     for i in np.flatnonzero(alive):
         answers[i].append(int(newest[i]))
@@ -829,8 +845,8 @@ show(
     alt="two timelines of six rows. above: answers of different lengths start together and the short ones leave gaps until "
     "the longest ends. below: each row takes the next answer at once, there are hardly any gaps and all is done earlier",
 )
-about(used["the batch waits"][0], 321, within=0.5, name="steps when batches wait")
-_ = about(used["rows are refilled"][0], 178, within=0.5, name="steps when rows are refilled")
+about(used["the batch waits"][0], 395, within=0.5, name="steps when batches wait")
+_ = about(used["rows are refilled"][0], 226, within=0.5, name="steps when rows are refilled")
 
 # %% [markdown] id="schedule-look"
 # `BatchingEngine` in `nanochat_lib/batching.py` does this in a thread: prompts in chunks between the steps of the others,
@@ -973,10 +989,10 @@ check("inference.tool_step", tool_step)
 hidden(
     "inference.tool_step",
     reference("other tokens", checks.some_answer),
-    example("opened twice", ([7, 3, 7, 4, 8], 7, 8), [
+    example("opened twice", (checks.NEW, [7, 3, 7, 4, 8], 7, 8), [
         (True, [], []), (True, [3], []), (True, [], []), (True, [4], []), (False, [], [4]),
     ]),
-    example("closed twice", ([7, 3, 8, 8], 7, 8), [(True, [], []), (True, [3], []), (False, [], [3]), (False, [], [])]),
+    example("closed twice", (checks.NEW, [7, 3, 8, 8], 7, 8), [(True, [], []), (True, [3], []), (False, [], [3]), (False, [], [])]),
 )  # fmt: skip
 mutant(
     "inference.tool_step", "return ToolState(True), []", "return state._replace(inside=True), []", says="opens it anew"
@@ -1076,7 +1092,7 @@ class Parser:
         raise NotImplementedError
         # --- solution
         signs = ""
-        while sign := self.take("+", "-"):
+        while sign := self.take("-", "+"):
             signs += sign
         value = self.counted()
         if signs:
@@ -1122,7 +1138,7 @@ check("inference.parser", Parser)
 # %% tags=["hidden"] id="inference.parser.hidden"
 hidden(
     "inference.parser",
-    reference("other sums", checks.some_sum, against=checks.by_python),
+    reference("other sums", checks.some_sum, against=checks.ByPython),
     example("many brackets side by side", lambda: checks.lexed("+".join(["(1)"] * 40)), 40),
     example("a text times a number", ([("text", "'ab'"), ("sign", "*"), ("number", "3"), ("end", "")],), "no result"),
     example("divided by zero", lambda: checks.lexed("1/0"), "no result"),
@@ -1228,13 +1244,12 @@ print("mask", "".join(map(str, forced_mask)))
 # %% id="engine-same"
 from nanochat_lib.engine import Engine
 
-library_engine = Engine(config, params, tokenizer)
-prompts = [prompt_for(asked) for asked in questions[: 1 if fast() else 3]]
-theirs = library_engine.generate_batch(prompts, max_tokens=24, temperature=0.0, include_end=True)
-for prompt, sequence in zip(prompts, theirs.sequences, strict=True):
-    ours = [t for (t,), _ in my_engine.generate(prompt, max_tokens=24)]
-    assert ours == sequence[len(prompt) :]
-print("the same tokens as nanochat_lib.engine.Engine")
+if not fast():  # it compiles programs of its own
+    prompts = [prompt_for(asked) for asked in questions[:3]]
+    theirs = Engine(config, params, tokenizer).generate_batch(prompts, max_tokens=24, temperature=0.0, include_end=True)
+    for prompt, sequence in zip(prompts, theirs.sequences, strict=True):
+        assert [t for (t,), _ in my_engine.generate(prompt, max_tokens=24)] == sequence[len(prompt) :]
+    print("the same tokens as nanochat_lib.engine.Engine")
 
 graded = 1 if fast() else 30
 tests = [(task, task[i]) for task in (PrimerSums(world, "test"), PrimerSpelling(world, "test")) for i in range(graded)]
@@ -1343,7 +1358,7 @@ print(f"with a cache that stays: {kept[-1]}, a {anew[-1] // kept[-1]}th of it")
 
 
 # %% id="trap"
-extend = jax.jit(gpt.extend, static_argnums=0)
+extend = compiled(gpt.extend)
 
 
 class InParts(MyEngine):
