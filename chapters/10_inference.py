@@ -39,6 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nanochat_lib import gpt, optim
 from nanochat_lib.attention import MASKED
@@ -102,6 +103,10 @@ def label(ax, title, x="", y=""):
     ax.set_title(title, loc="left", fontsize=10, fontweight="bold")
     ax.set_xlabel(x)
     ax.set_ylabel(y)
+    for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+        if scale == "log" and not axis.get_ticklabels()[0].get_text().isdigit():
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
 
 
 # %% [markdown] id="model-text"
@@ -624,7 +629,7 @@ for i, asked in enumerate(questions):
     together = put_row(together, i, one)
     first.append(int(jnp.argmax(logits[0, : tokenizer.vocab_size])))
 newest, alive, answers = jnp.array(first), np.array([t != END for t in first]), [[t] for t in first]
-while alive.any() and len(answers[0]) < 24:
+while alive.any() and max(map(len, answers)) < 24:
     logits, together = step(config, params, newest, together, alive=jnp.asarray(alive))
     newest = jnp.argmax(logits[:, : tokenizer.vocab_size], axis=-1)
     for i in np.flatnonzero(alive):
@@ -735,7 +740,7 @@ def draw_choice(place="an answer begins", temperature=1.0, top_k=0, top_p=1.0):
     likeliest = np.argsort(-logits[: tokenizer.vocab_size], kind="stable")[:16]
     figure, ax = new_figure(height=2.7, width=7.4)
     ax.bar(range(16), 100 * plain[likeliest], color="#cccccc", width=0.85, label="by temperature alone")
-    ax.bar(range(16), 100 * cut[likeliest], color=BLUE, width=0.5, label="drawn with")
+    ax.bar(range(16), 100 * cut[likeliest], color=BLUE, width=0.5, label="what can be drawn")
     ax.set_xticks(
         range(16), [repr(tokenizer.decode([int(i)]))[1:-1] for i in likeliest], rotation=50, ha="right", fontsize=7.5
     )
@@ -1039,7 +1044,7 @@ predict("inference.p_turns")
 turns = np.arange(20)
 anew, kept = np.cumsum(60 * turns + 30), 30 * (turns + 1)
 reveal("inference.p_turns", int(anew[-1]))
-print(f"with a cache that stays: {kept[-1]}, a {anew[-1] // kept[-1]}th of it")
+print(f"with a cache that stays: {kept[-1]}; anew, {anew[-1] // kept[-1]} times as many")
 
 # %% [markdown] id="trap-text"
 # The cure is plain: the row still holds the first turn, so run only the new tokens behind it. In nanochat's model there is
