@@ -895,7 +895,7 @@ PREDICTIONS = [
     ),
     Prediction(
         "inference.p_turns",
-        "A chat of 20 exchanges of 60 tokens each. How many tokens are prefilled in all, when "
+        "A chat of 20 exchanges: 30 tokens a question, 30 an answer. How many tokens are prefilled in all, when "
         "each turn runs the whole history anew?",
         unit="tokens",
     ),
