@@ -575,7 +575,7 @@ quiz("inference.q_prefill")
 # How fast can a step be? Count what it must do.
 #
 # - *Bytes*: every matrix is read once. (Tables are only looked up, one row each.) And each row reads its own cache.
-# - *FLOPs*: two for each weight of a matrix, and four for each cached number that attention meets, a row.
+# - *FLOPs*: each row needs two for every weight of a matrix, and two for every cached number that attention meets.
 #
 # A chip reads and computes at the same time. So the longer of the two is a floor: no program for this model is faster.
 
@@ -644,6 +644,21 @@ for name, chip in chips.items():
     print(f"{name}: at least {1e3 * seconds:.2f} ms a step, of which {1e3 * arithmetic:.4f} ms would do to compute")
 about(best(chips["h100"], 2048, 1), 2104, within=5, name="tokens/s of one row, H100, at most")
 _ = about(best(chips["v6e"], 2048, 1), 1030, within=5, name="tokens/s of one row, v6e, at most")
+
+# %% [markdown] id="prefill-floor-text"
+# And prefill? It is the same formula: tokens of a prompt share the weights as rows do. 2,048 tokens in one go on the H100,
+# beside 2,048 steps of decode:
+
+# %% id="prefill-floor"
+h100 = chips["h100"]
+at_once = floor(matrices, 0, 2 * scaling_params(d24), 2048, h100.bandwidth, h100.peak["bfloat16"])
+one_by_one = sum(16 / best(h100, context, 1) for context in range(16, 2049, 16))
+about(1e3 * at_once, 3.0, within=0.1, name="prefill of 2,048 tokens, matrices alone, ms at least")
+_ = about(1e3 * one_by_one, 946, within=3, name="the same by decode, ms at least")
+
+# %% [markdown] id="prefill-floor-look"
+# Three hundred times as fast, and bound by arithmetic. That is why a long prompt is read in a moment and a short answer
+# takes its time.
 
 # %% [markdown] id="rows-text"
 # The weights are read once a step, whoever is served. So a second row costs little. How many tokens a second can 64 rows
@@ -783,6 +798,10 @@ quiz("inference.q_rows")
 #
 # So answers should share steps. Your `decode` can do it already: each row has its own position, and `alive` says who is
 # still talking. Prompts are read one by one and put into their rows, then all move along together.
+#
+# A draft of this cell looked at the length of the *first* answer only. That one ended, another one never did, and the loop
+# ran on for seven minutes, far beyond the 256 slots, without a word: the silent writes of section 2. A limit belongs to
+# every row.
 
 # %% id="batch"
 questions = ["How much is 12 + 30?", "Spell cat", "Hello", "How much is 7 * 6?"]
@@ -920,8 +939,8 @@ mutant(
 mutant("inference.probabilities", "logits[order[top_k:]]", "logits[order[top_k + 1 :]]", says="expected")
 
 # %% [markdown] id="widget-text"
-# Here is what the model thinks at three places of a chat: at the beginning of an answer, inside of a sum, and after the
-# calculator's result. Move the three controls. Blue can be drawn, grey cannot.
+# Here is what the model thinks at three places of a chat: at the beginning of an answer, inside of a sum, and where a word
+# is about to be spelled. Move the controls. Blue can be drawn, grey cannot.
 
 # %% id="widget"
 shares_of = mine("inference.probabilities")
@@ -1015,8 +1034,8 @@ mutant("inference.tool_step", "ToolState(), list(state.expression)", "ToolState(
 
 # %% [markdown] id="eval-text"
 # Who evaluates `12+30`? The shortest answer is Python: `eval(text)`. But the text comes from a *model*, and what a model
-# writes anybody can steer who talks to it. nanochat calls `eval` without built-ins, behind a list of words that must not
-# occur, with an alarm after three seconds. Is a Python without built-ins harmless?
+# writes anybody can steer who talks to it. nanochat calls `eval` without built-ins, behind a list of letters that may occur
+# and a list of words that must not, with an alarm after three seconds. Is a Python without built-ins harmless?
 
 # %% id="eval"
 reach = eval("().__class__.__mro__[1].__subclasses__()", {"__builtins__": {}}, {})
@@ -1027,7 +1046,8 @@ quiz("inference.q_eval")
 
 # %% [markdown] id="parser-text"
 # nanochat's list has `__` on it, so this one is refused. A list of what is *not* allowed is as good as the imagination of
-# who wrote it. And its alarm works in the main thread only, while a web server answers in others.
+# who wrote it. The alarm works in the main thread only, while a web server answers in others. And since all commas are
+# dropped first, `"a,b".count(',')` counts nothing at all in "ab", and is 3.
 #
 # So turn it round: say what *is* allowed, and read that with a small parser. The language is sums and products of numbers,
 # brackets, and `'text'.count('part')`. `tokens_of` cuts a text into (kind, text) pairs and raises `NoResult` at the first
@@ -1356,7 +1376,7 @@ print(f"with a cache that stays: {kept[-1]}; anew, {anew[-1] // kept[-1]} times 
 # The cure is plain: the row still holds the first turn, so run only the new tokens behind it. In nanochat's model there is
 # a trap. Smear mixes into each token the embedding of the one before. Its rule for a call with a cache: several tokens at
 # once are a prompt, and the *first* of them has nothing before it. True for a first turn. In a second one it has: the last
-# token of the turn before. Nobody mixes it in. On the project's test model the logits then differ by up to 0.19; in one go
+# token of the turn before. Nobody mixes it in. On a small test model the logits then differ by up to 0.19; in one go
 # against token by token they differ by 0.0000004. No error, no NaN, and all shapes are right.
 #
 # `gpt.extend` runs tokens behind what a row holds. It takes the token before them, `previous`; −1 says there is none. So
