@@ -641,7 +641,7 @@ quiz("inference.q_rows")
 # every row.
 
 # %% id="batch"
-questions = ["How much is 12 + 30?", "Spell cat", "Hello", "How much is 7 * 6?"]
+questions = ["How much is 12 + 30?", "Spell pordono", "How are you?", "How much is 7 * 6?"]
 together = init_cache(config, len(questions), CONTEXT)
 first = []
 for i, asked in enumerate(questions):
@@ -748,12 +748,12 @@ shares_of = mine("inference.probabilities")
 places = {
     "an answer begins": prompt_for("Hello"),
     "a sum goes on": prompt_for("How much is 12 + 30?") + [special("<|python_start|>"), *tokenizer.encode("12")],
-    "a word is spelled": prompt_for("Spell river") + tokenizer.encode("Letters:"),
+    "a word is spelled": prompt_for("Spell pordono") + tokenizer.encode("Letters:"),
 }
 thoughts = {name: np.asarray(read_prompt(ids)[0][0]) for name, ids in places.items()}
 
 
-def draw_choice(place="an answer begins", temperature=1.0, top_k=0, top_p=1.0):
+def draw_choice(place="an answer begins", temperature=1.0, top_k=0, top_p=0.9):
     logits = thoughts[place]
     plain = shares_of(logits, max(temperature, 0.01), 0, 1.0, tokenizer.vocab_size)
     cut = shares_of(logits, temperature, top_k, top_p, tokenizer.vocab_size)
@@ -776,7 +776,7 @@ explore(
     place=choice(list(places), "an answer begins"),
     temperature=slider(0.0, 3.0, 1.0, 0.1),
     top_k=slider(0, 50, 0, 1),
-    top_p=slider(0.05, 1.0, 1.0, 0.05),
+    top_p=slider(0.05, 1.0, 0.9, 0.05),
 )
 
 
@@ -1121,7 +1121,7 @@ for ax in (left, right):
     ax.set_xticks(where, sizes)
 left.set_yscale("log")
 left.set_ylim(1e-7, 300)
-left.legend(fontsize=8.5, loc="upper left", ncol=2)
+left.legend(fontsize=7.5, loc="upper left", ncol=2)
 label(left, "First logits: largest difference", "tokens a part", "from the prompt in one go")
 label(right, "Sums answered rightly", "tokens a part", "%")
 show(
