@@ -40,7 +40,7 @@ def calculate(text: str) -> int | float | None:
     calculate("1,000*2") == 2000; calculate("'strawberry'.count('r')") == 3; calculate("2**3") is None.
     """
     try:
-        value = _Parser(_tokens(text)).whole()
+        value = Parser(tokens_of(text)).whole()
     except (NoResult, ZeroDivisionError):
         return None
     return None if isinstance(value, str) or len(str(value)) > MAX_RESULT_CHARS else value
@@ -57,7 +57,7 @@ def result_text(value: int | float) -> str:
     return str(value)
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
+def tokens_of(text: str) -> list[tuple[str, str]]:
     """(kind, text) pairs of the accepted language; NoResult for a foreign character."""
     if not isinstance(text, str) or len(text) > MAX_CHARS:
         raise NoResult
@@ -75,7 +75,14 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens + [("end", "")]
 
 
-class _Parser:
+def numbers(*values: Value) -> tuple[int | float, ...]:
+    """The same values; NoResult when one is a text."""
+    if any(isinstance(value, str) for value in values):
+        raise NoResult
+    return values
+
+
+class Parser:
     """Recursive descent with Python's precedence: signs, then `* / //`, then `+ -`; left to right."""
 
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
@@ -97,25 +104,9 @@ class _Parser:
     def sum(self) -> Value:
         value = self.product()
         while sign := self.take("+", "-"):
-            left, right = _numbers(value, self.product())
+            left, right = numbers(value, self.product())
             value = left + right if sign == "+" else left - right
         return value
-
-    def product(self) -> Value:
-        value = self.signed()
-        while sign := self.take("*", "/", "//"):
-            left, right = _numbers(value, self.signed())
-            value = left * right if sign == "*" else left / right if sign == "/" else left // right
-        return value
-
-    def signed(self) -> Value:
-        signs = ""
-        while sign := self.take("+", "-"):
-            signs += sign
-        value = self.counted()
-        if signs:
-            (value,) = _numbers(value)
-        return -value if signs.count("-") % 2 else value
 
     def counted(self) -> Value:
         value = self.atom()
@@ -125,6 +116,22 @@ class _Parser:
                 raise NoResult
             value = value.count(part)
         return value
+
+    def product(self) -> Value:
+        value = self.signed()
+        while sign := self.take("*", "/", "//"):
+            left, right = numbers(value, self.signed())
+            value = left * right if sign == "*" else left / right if sign == "/" else left // right
+        return value
+
+    def signed(self) -> Value:
+        signs = ""
+        while sign := self.take("-", "+"):
+            signs += sign
+        value = self.counted()
+        if signs:
+            (value,) = numbers(value)
+        return -value if signs.count("-") % 2 else value
 
     def atom(self) -> Value:
         if self.take("("):
@@ -147,9 +154,3 @@ class _Parser:
         if not self.take(")"):
             raise NoResult
         return value
-
-
-def _numbers(*values: Value) -> tuple[int | float, ...]:
-    if any(isinstance(value, str) for value in values):
-        raise NoResult
-    return values

@@ -130,17 +130,39 @@ def span_of(longest: int, length: int) -> int:
     return min(span, length)
 
 
+class ToolState(NamedTuple):
+    """Where an answer stands with tools: inside of a call, and the tokens of its expression so far."""
+
+    inside: bool = False
+    expression: tuple[int, ...] = ()
+
+
+def tool_step(state: ToolState, token: int, start: int, end: int) -> tuple[ToolState, list[int]]:
+    """The state after one more token of an answer, and the expression's tokens if it closes a call, else [].
+
+    `start` opens a call, and inside of one opens it anew; `end` closes it, and means nothing outside of one.
+    """
+    if token == start:
+        return ToolState(True), []
+    if token == end:
+        return ToolState(), list(state.expression)
+    if state.inside:
+        state = ToolState(True, (*state.expression, token))
+    return state, []
+
+
 def tool_output(setup: Setup, tokenizer: Any, answer: list[int]) -> tuple[ToolCall | None, list[int]]:
     """What an answer that has just written `<|python_end|>` asked for, and the tokens to insert: (call, tokens).
 
     No call when it never opened one, closed it before or put nothing into it; no tokens when there is no result.
     """
     (start, end), (output_start, output_end) = setup.python, setup.output
-    written = answer[:-1]
-    opened = _last(written, start)
-    if opened <= _last(written, end) or opened == len(written) - 1:
+    state, call = ToolState(), []
+    for token in answer:
+        state, call = tool_step(state, token, start, end)
+    if not call:
         return None, []
-    expression = tokenizer.decode(written[opened + 1 :])
+    expression = tokenizer.decode(call)
     value = calculate(expression)
     output = [] if value is None else [output_start, *tokenizer.encode(result_text(value)), output_end]
     return ToolCall(expression, value), output
@@ -251,8 +273,3 @@ class Batch:
             done.tool_calls.append(self.calls[row])
             if self.options.logprobs:
                 done.logprobs.append([0.0] * len(prompt) + np.where(sampled, self.logprobs[row, :count], 0.0).tolist())
-
-
-def _last(tokens: list[int], token: int) -> int:
-    """Index of the last `token`, -1 if there is none."""
-    return len(tokens) - 1 - tokens[::-1].index(token) if token in tokens else -1

@@ -118,7 +118,7 @@ def store_chunk(cache: KVCache, layer: int, k: jax.Array, v: jax.Array, lengths:
     def write(slots: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(fresh, jnp.take_along_axis(new, index, axis=2), slots)
 
-    return _with_layer(cache, layer, write, k, v)
+    return with_layer(cache, layer, write, k, v)
 
 
 def store_token(cache: KVCache, layer: int, k: jax.Array, v: jax.Array, alive: jax.Array | None = None) -> KVCache:
@@ -127,10 +127,15 @@ def store_token(cache: KVCache, layer: int, k: jax.Array, v: jax.Array, alive: j
     rows, count = jnp.arange(cache.pos.shape[0]), cache.k[layer].shape[2]
     free = cache.pos < cache.length
     slot = jnp.where(free if alive is None else free & alive, cache.pos % count, count)  # a slot that is not there
-    return _with_layer(cache, layer, lambda slots, new: slots.at[rows, :, slot].set(new[:, :, 0], mode="drop"), k, v)
+
+    def write(slots: jax.Array, new: jax.Array) -> jax.Array:
+        return slots.at[rows, :, slot].set(new[:, :, 0], mode="drop")
+
+    return with_layer(cache, layer, write, k, v)
 
 
-def _with_layer(cache: KVCache, layer: int, write, k: jax.Array, v: jax.Array) -> KVCache:
+def with_layer(cache: KVCache, layer: int, write, k: jax.Array, v: jax.Array) -> KVCache:
+    """The cache whose layer holds `write(slots, new)`, done for its keys with k and for its values with v."""
     keys, values = list(cache.k), list(cache.v)
     keys[layer] = write(keys[layer], k.astype(keys[layer].dtype))
     values[layer] = write(values[layer], v.astype(values[layer].dtype))

@@ -1,5 +1,6 @@
 """Generation: the engine against the textbook loop, sampling against its distribution, tool use against a script."""
 
+import re
 from collections import Counter
 
 import jax
@@ -7,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import vectors
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanochat_lib import gpt
-from nanochat_lib.decoding import CHUNK, COMPILES, ToolCall
+from nanochat_lib.decoding import CHUNK, COMPILES, ToolCall, ToolState, tool_step
 from nanochat_lib.engine import Engine, naive_generate
 from nanochat_lib.errors import UserError
 from nanochat_lib.sampling import is_greedy, row_keys, sample
@@ -451,6 +454,16 @@ def test_tool_use(name: str) -> None:
     columns = list(engine.generate([0, 1], max_tokens=100, temperature=0))
     assert [column[0] for column, _ in columns] == [*tokens, END]
     assert [mask[0] for _, mask in columns] == [*sampled, 1]
+
+
+@given(st.text("SEab", max_size=30))
+def test_the_tool_state_machine_is_a_regular_expression(answer: str) -> None:
+    state = ToolState()
+    for at, letter in enumerate(answer):
+        state, call = tool_step(state, ord(letter), ord("S"), ord("E"))
+        closed = re.search(r"S([ab]*)E$", answer[: at + 1])
+        assert "".join(map(chr, call)) == (closed[1] if closed else "")
+        assert state.inside == bool(re.search(r"S[ab]*$", answer[: at + 1]))
 
 
 def test_rows_use_tools_independently() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nanochat_lib.course.checks.inference import shares
 from nanochat_lib.sampling import is_greedy, row_keys, sample
 
 WIDTH, VOCAB, ROWS = 40, 33, 6  # logits, tokens that exist, rows
@@ -38,6 +39,15 @@ def allowed(logits: np.ndarray, temperature: float, top_k: int, top_p: float) ->
 
 OPTIONS = [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.5, 5, 1.0), (0.7, 0, 0.8), (2.0, 12, 0.5), (1.0, 1, 1.0)]
 COLUMNS = tuple(np.array(column, kind) for column, kind in zip(zip(*OPTIONS, strict=True), "fif", strict=True))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_course_checks_against_the_same_distribution(options: tuple) -> None:
+    """Chapter 10 asks for probabilities, and its checks have a reference of their own, with padding behind VOCAB."""
+    logits = np.random.default_rng(8).normal(0, 2, WIDTH).astype(np.float32)
+    share = shares(logits, *options, VOCAB)
+    np.testing.assert_allclose(share[:VOCAB], allowed(logits, *options), rtol=1e-9)
+    assert not share[VOCAB:].any()
 
 
 @pytest.mark.parametrize("kind", ["smooth", "tied"])
