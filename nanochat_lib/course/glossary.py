@@ -69,7 +69,7 @@ def problems(root: str | Path | None = None, file: Path = FILE) -> list[str]:
 
 
 def occurs(term: Term, text: str) -> bool:
-    """Does a chapter's source hold the term, or one of the spellings that are given for it? Line breaks do not count."""
+    """Does a chapter's source hold the term, or one of the spellings given for it? Line breaks do not count."""
     flat = re.sub(r"\s+(# )?", " ", text)
     spellings = term.seen or (term.term, *filter(None, [term.short]))
     return any(re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE) for word in spellings)

@@ -20,6 +20,7 @@ from nanochat_lib.errors import UserError
 FOLDER = Path(__file__).parent
 LONGEST = 900  # characters of text that fit on a slide
 HEADING = re.compile(r"^#+ +(?!Exercise)(.+)$", re.MULTILINE)
+INNER_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)[^)]*\)")  # to a place of the chapter that the slides lack
 # Lines that mine(…) and explore(…) print for those who work in the notebook.
 FOR_LEARNERS = re.compile(r"^(?:[\w.]+: the library's.*|\(drawn with .*\))\n?", re.MULTILINE)
 # What the slides load; reveal.js's other themes fetch fonts from elsewhere.
@@ -144,6 +145,8 @@ def convert(cell: object, stem: str) -> object:
     """A cell whose pictures are HTML with their words, which nbconvert leaves out; without lines for learners."""
     import nbformat
 
+    if cell.cell_type == "markdown":
+        cell.source = INNER_LINK.sub(r"\1", cell.source)
     for out in cell.get("outputs", []):
         if out.output_type == "stream":
             out.text = FOR_LEARNERS.sub("", out.text)

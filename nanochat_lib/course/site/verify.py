@@ -103,7 +103,7 @@ def read(path: Path) -> Page:
 
 
 def problems(folder: Path) -> list[str]:
-    """Lines about every page below `folder`: links, anchors, files missing or from elsewhere, pictures without words."""
+    """Lines about every page below `folder`: its links and anchors, the files that it loads, pictures without words."""
     pages = {path.resolve(): read(path) for path in sorted(folder.rglob("*.html"))}
     if not pages:
         return [f"{folder} holds no page"]
