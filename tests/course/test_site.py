@@ -178,7 +178,8 @@ def runs(monkeypatch):
     def execute(path, **options):
         count.append(options)
         made = nbformat.read(path, 4)
-        made.cells[-1].outputs = [v4.new_output("stream", text=f"run {len(count)}")]
+        place = (options["given"] or {}).get("run_dir", "")
+        made.cells[-1].outputs = [v4.new_output("stream", text=f"run {len(count)}" + (f" in {place}" if place else ""))]
         return SimpleNamespace(notebook=made, seconds=1.0, errors=[])
 
     monkeypatch.setattr(executed, "execute", execute)
@@ -202,7 +203,23 @@ def test_a_chapter_runs_again_only_when_its_code_or_the_library_changed(tmp_path
     assert shown(tmp_path, small_course(tmp_path, code="print(3)"), reuse=True) == ("words", "run 4")
     assert len(list((tmp_path / "keep").iterdir())) == 1  # what no longer fits is gone
     assert "executing: 1/1 notebooks" in capfd.readouterr().err
-    assert runs[0] == {"strict": False, "fast": True, "limit": executed.LIMIT}
+    assert runs[0] == {"strict": False, "fast": True, "limit": executed.LIMIT, "given": {}}
+
+
+def test_a_notebook_that_trains_gets_an_empty_folder_and_in_fast_mode_the_smallest_preset(tmp_path, runs):
+    one = small_course(tmp_path, code='preset: str = "cpu"\nrun_dir: str = ""')
+    text = one.path.read_text(encoding="utf-8").replace('"metadata": {},', '"metadata": {"tags": ["parameters"]},')
+    one.path.write_text(text, encoding="utf-8")
+    (tmp_path / "runs" / "cpu-smoke").mkdir(parents=True)
+    (tmp_path / "runs" / "cpu-smoke" / "old").write_text("x")
+    made = executed.executed([one, executed.Wanted(one.path, False, False)], tmp_path / "keep")
+    assert made[one].cells[1].outputs[0]["text"] == "run 1 in runs/cpu-smoke"
+    folder = str(tmp_path / "runs" / "cpu")
+    assert [run["given"] for run in runs] == [
+        {"preset": "cpu-smoke", "run_dir": f"{folder}-smoke"},
+        {"run_dir": folder},
+    ]
+    assert not (tmp_path / "runs" / "cpu-smoke").exists()
 
 
 def test_learners_and_solved_notebooks_and_fast_and_full_runs_are_kept_apart(tmp_path, runs):
