@@ -39,7 +39,7 @@ def test_tagged_cells_become_slides_and_what_lies_between_becomes_notes():
 def test_a_cell_that_does_not_fit_or_has_a_bare_figure_is_named():
     made = chapter()
     made.cells[0].source += "x" * slides.LONGEST
-    with pytest.raises(UserError, match="03_pairs, cell a: 9[0-9][0-9] characters do not fit on a slide"):
+    with pytest.raises(UserError, match="03_pairs, cell a: 10[0-9][0-9] characters do not fit on a slide"):
         slides.arranged(made, "03_pairs")
     with pytest.raises(UserError, match="03_pairs, cell d: a figure without words"):
         slides.convert(v4.new_code_cell("", id="d", outputs=[figure("")]), "03_pairs")

@@ -18,7 +18,8 @@ from nanochat_lib.course.site.executed import Wanted, executed
 from nanochat_lib.errors import UserError
 
 FOLDER = Path(__file__).parent
-LONGEST = 900  # characters of text that fit on a slide
+HEIGHT = 500  # pixels for the figures of a slide, together
+LONGEST = 1000  # characters of text that fit on a slide
 HEADING = re.compile(r"^#+ +(?!Exercise)(.+)$", re.MULTILINE)
 INNER_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)[^)]*\)")  # to a place of the chapter that the slides lack
 # Lines that mine(…) and explore(…) print for those who work in the notebook.
@@ -152,6 +153,7 @@ def convert(cell: object, stem: str) -> object:
             out.text = FOR_LEARNERS.sub("", out.text)
     if cell.cell_type == "code":
         cell.outputs = [out for out in cell.outputs if out.get("text", "filled").strip()]
+    pictures = sum("image/png" in out.get("data", {}) for out in cell.get("outputs", []))
     for i, out in enumerate(cell.get("outputs", [])):
         data = out.get("data", {})
         if "image/png" in data:
@@ -159,7 +161,9 @@ def convert(cell: object, stem: str) -> object:
             if not words:
                 raise UserError(f'{stem}, cell {cell.id}: a figure without words for it; use show(figure, alt="…")')
             picture = base64.b64encode(base64.b64decode(data["image/png"])).decode()
-            html = f'<img class="course-figure" alt="{escape(words)}" src="data:image/png;base64,{picture}">'
+            size = f"max-height:{HEIGHT // pictures}px"
+            source = f"data:image/png;base64,{picture}"
+            html = f'<img class="course-figure" style="{size}" alt="{escape(words)}" src="{source}">'
             cell.outputs[i] = nbformat.v4.new_output("display_data", {"text/html": html})
     return cell
 
