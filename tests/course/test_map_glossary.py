@@ -32,7 +32,8 @@ def course(tmp_path):
     )
     body = "from nanochat_lib.bpe import f\nfrom nanochat_lib.kernels import flash\n"
     chapter(tmp_path, "04_imports", EXERCISE.format(id="imports.x", minutes=1, library="nanochat_lib.y:x") + body)
-    body = '# %% [markdown]\n# See chapters 00 and\n# 02, and chapter 09.\n# %% tags=["hidden"]\nmine("b.g")'
+    body = "# %% [markdown]\n# See chapters 00 and\n# 02, and chapter 09.\n# %%\nfrom nanochat_lib.bpe import split\n"
+    body += '# %% tags=["hidden"]\nmine("b.g")'
     chapter(tmp_path, "05_text", EXERCISE.format(id="text.x", minutes=1, library="nanochat_lib.z:x") + body)
     chapter(tmp_path, "06_end", "# %%\n1\n", title="The end")
     return tmp_path
@@ -44,7 +45,7 @@ def test_the_map_is_read_from_the_sources(course):
         "00": {}, "01": {}, "02": {},
         "03": {"01": ("g",)},
         "04": {"00": ("f",), "01": ("kernels.flash",)},
-        "05": {"00": (), "02": ()},  # hidden cells do not count, nor chapters to come
+        "05": {"00": (), "02": ()},  # no hidden cells, no file of two chapters, no chapter to come
         "06": dict.fromkeys(("00", "01", "02", "03", "04", "05"), ()),
     }  # fmt: skip
     assert (stops["01"].minutes, stops["01"].points, stops["01"].rooms) == (20, 2, ("kernels.flash",))
@@ -92,7 +93,8 @@ def test_every_term_of_the_glossary_stands_in_its_chapter():
         ("{term: quark, chapter: a, text: A thing.}", "quark does not occur in chapter a"),
         ("{term: title, chapter: nowhere, text: A thing.}", "title: there is no chapter nowhere"),
         ("{term: title, chapter: a, seen: [titel], text: A thing.}", "title does not occur"),
-        ("{term: itl, chapter: a, text: A part of a word.}", "itl does not occur"),
+        ("{term: itle, chapter: a, text: The end of a word.}", "itle does not occur"),
+        ("{term: titl, chapter: a, text: The start of a word.}", "titl does not occur"),
         ("{term: title, chapter: a, text: One. Two. Three. Four.}", "more than two or three short sentences"),
         ("{term: title, chapter: a, text: A thing.}\n- {term: so, chapter: a, text: B.}", "so must stand before title"),
         ("{term: so, chapter: a, text: A.}\n- {term: so, chapter: a, text: B.}", "so stands there twice"),

@@ -296,7 +296,8 @@ def test_both_views_of_a_small_course(course, tmp_path, capfd):
     learner, instructor = (verify.read(made[view].parent / "chapters" / "03_pairs.html") for view in made)
     text, more = "".join(learner.text), "".join(instructor.text)
     assert "not attempted yet" in text and "raise NotImplementedError" in text and ANSWER not in text
-    assert ANSWER in more and "expected 7, got 9" in more  # the answer, and what a wrong one is told
+    assert ANSWER in more and "What 3 wrong answers are told" in more and "wrong answers" not in text
+    assert more.count("expected 7, got 9") > 1  # in the hidden cell, and in what the wrong answer is really told
     for view, path in made.items():
         root = path.parent
         assert verify.problems(root) == []

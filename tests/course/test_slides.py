@@ -45,6 +45,11 @@ def test_a_cell_that_does_not_fit_or_has_a_bare_figure_is_named():
         slides.convert(v4.new_code_cell("", id="d", outputs=[figure("")]), "03_pairs")
 
 
+def test_a_line_for_learners_leaves_nothing_behind():
+    stream = v4.new_output("stream", text="pairs.merge: the library's (yours has not passed yet)\n")
+    assert slides.convert(v4.new_code_cell("x", outputs=[stream]), "03_pairs").outputs == []
+
+
 def test_only_chapters_with_a_tagged_cell_have_slides():
     assert slides.has_slides(chapter())
     assert not slides.has_slides(notebook(v4.new_markdown_cell("# x")))
