@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] id="title" tags=["slide"]
 # # Tokenizer: from bytes to tokens
 #
 # A page of English has about 3,000 characters. In how few steps can a model read it?
@@ -68,7 +68,7 @@ matplotlib.rcParams.update(plots.STYLE)
 # %% id="bytes-guess"
 predict("tokenizer.p_bytes")
 
-# %% id="bytes"
+# %% id="bytes" tags=["slide"]
 word = "naïve 🐕"
 for sign in word:
     print(f"{sign!r}: {list(sign.encode())}")
@@ -131,7 +131,7 @@ quiz("tokenizer.q_overlap")
 # `mine` gives you *your* function when it passes its check, else the library's, and says which. Watch the text shrink:
 # each line is one round, `new id = pair (count)`.
 
-# %% id="rounds"
+# %% id="rounds" tags=["slide"]
 count_pairs, merge = mine("tokenizer.count_pairs"), mine("tokenizer.merge")
 ids = list(b"low lower newest lowest")
 names = {byte: bytes([byte]) for byte in range(256)}
@@ -185,7 +185,7 @@ def split_pattern(digits=2):
 # %% id="tokenizer.split_pattern.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-split_pattern-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.split_pattern", split_pattern)
 
-# %% id="split-figure"
+# %% id="split-figure" tags=["slide"]
 from nanochat_lib.report.strips import special_strip, token_strip
 
 split_pattern = mine("tokenizer.split_pattern")
@@ -202,7 +202,7 @@ show(
 quiz("tokenizer.q_digits")
 
 
-# %% [markdown] id="learn-title"
+# %% [markdown] id="learn-title" tags=["slide"]
 # ## Learning a vocabulary
 #
 # Now all parts are there. Learning is a loop:
@@ -337,7 +337,7 @@ print(f"{len(greeting.encode())} bytes → {len(own)} tokens → the same text a
 # single bytes. Below: the merges of one piece replayed, round by round. Pick the piece with the slider, and see how a
 # larger vocabulary makes longer tokens.
 
-# %% id="widget"
+# %% id="widget" tags=["slide"]
 from nanochat_lib.course.token_figures import merge_replay, token_map
 
 
@@ -520,7 +520,7 @@ def nats_and_bytes(nll, targets, token_bytes):
 # %% id="tokenizer.nats_and_bytes.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "tokenizer-nats_and_bytes-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("tokenizer.nats_and_bytes", nats_and_bytes)
 
-# %% id="bpb"
+# %% id="bpb" tags=["slide"]
 from nanochat_lib.report.plots import BLUE, FAINT, GREEN, ORANGE, RED, new_figure
 
 byte_lengths, nats_and_bytes = mine("tokenizer.byte_lengths"), mine("tokenizer.nats_and_bytes")
@@ -558,7 +558,7 @@ show(
     figure, alt="Left: the loss per token rises with the vocabulary. Right: the bits per byte of the same models fall."
 )
 
-# %% [markdown] id="bpb-explain"
+# %% [markdown] id="bpb-explain" tags=["slide"]
 # The same numbers say the opposite. Per byte, the large vocabulary is better by a third: a token that is a word lets a
 # model that sees *one* token back see a whole word back. For a transformer the gain is smaller, since it sees far back
 # anyway, but the rule is the same: **loss compares models with one tokenizer, bits per byte compares any two on one
@@ -573,7 +573,7 @@ quiz("tokenizer.q_bpb")
 # More tokens mean shorter texts, but every token also needs a row of numbers in the model, at its entrance and at its
 # exit, and a rare token's row is seldom trained. The curve shows what is won.
 
-# %% id="compression"
+# %% id="compression" tags=["slide"]
 from nanochat_lib.compression import compression_report
 from nanochat_lib.course.parallel_text import PARALLEL
 
@@ -685,7 +685,7 @@ check("tokenizer.learn_merges_indexed", learn_merges_indexed)
 # Four ways to learn the same merges from the same text. The first does not even count distinct pieces: it walks through
 # the running text. (We run one such round and multiply.)
 
-# %% id="speed"
+# %% id="speed" tags=["slide"]
 learn_merges_indexed = mine("tokenizer.learn_merges_indexed")
 characters, rounds = (10_000, 12) if fast() else (100_000, 100)
 piece_of_text = ["".join(train)[:characters]]
@@ -743,7 +743,7 @@ show(
 # `�`, U+FFFD, which has **three** bytes. 193 of its 32,768 tokens were wrong, and every bits-per-byte ever reported was
 # about 0.05 % too good. Nobody saw it, because English text hardly has such tokens. What would it have cost elsewhere?
 
-# %% id="lesson"
+# %% id="lesson" tags=["slide"]
 right_sizes = sizes_of(tok)
 wrong_sizes = np.array(
     [len(tok.decode([i]).encode()) if i < tok.bos_id else 0 for i in range(tok.vocab_size)], np.int32
@@ -784,7 +784,7 @@ show(
 # (Do not compare the blue bars with each other: a byte of Chinese is a third of a character. Bits per byte compare
 # models on *one* text.)
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** A tokenizer is a list of merges, learned by counting and replayed by rank. It turns a page of 3,000
 # > characters into about 700 tokens (English, vocabulary 8,192, 4.3 bytes a token) and the same story in Hindi into six
 # > times as many. Text is encoded as text; special tokens are added as ids. Compare losses only within one tokenizer,

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] id="title" tags=["slide"]
 # # The model: from ids to logits
 #
 # A nanochat of depth 12 holds 286 million numbers. How many of them are multiplied when it reads one token, and what
@@ -40,7 +40,7 @@ if fast():  # a run that only sees whether everything works: most of its time wo
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-# %% [markdown] id="map"
+# %% [markdown] id="map" tags=["slide"]
 # ## The map
 #
 # One token goes down this path. Shapes: B rows, T tokens, C channels, H heads of size D, V words, L layers.
@@ -117,7 +117,7 @@ def rotate(x, cos, sin):
 # %% id="model.rotate.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-rotate-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.rotate", rotate)
 
-# %% id="rotary-look"
+# %% id="rotary-look" tags=["slide"]
 rotate = mine("model.rotate")
 distance = np.arange(2048)
 figure, (left, right) = new_figure(1, 2, height=2.7)
@@ -192,7 +192,7 @@ def visible(queries, keys, window):
 # %% id="model.visible.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-visible-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.visible", visible)
 
-# %% id="windows-look"
+# %% id="windows-look" tags=["slide"]
 visible = mine("model.visible")
 config = GPTConfig()  # depth 12, context 2048
 positions = jnp.arange(0, 2048, 8)
@@ -280,7 +280,7 @@ def softcap(logits, cap):
 # %% id="model.softcap.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-softcap-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("model.softcap", softcap)
 
-# %% id="curves"
+# %% id="curves" tags=["slide"]
 softcap = mine("model.softcap")
 figure, (left, right) = new_figure(1, 2, height=2.5)
 x = np.linspace(-2, 2, 201)
@@ -424,7 +424,7 @@ def flops_per_token(config):
 # %% id="model.flops_per_token.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "model-flops_per_token-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("model.flops_per_token", flops_per_token)
 
-# %% id="count-look"
+# %% id="count-look" tags=["slide"]
 flops_per_token = mine("model.flops_per_token")
 width_from_depth = mine("start.width_from_depth")  # from chapter 00: yours, if it passed there
 depths = (4, 8, 12, 16, 20, 24, 32)
@@ -454,7 +454,7 @@ show(figure, alt="Left: at depth 4 two thirds of the parameters are tables, at d
 print(f"d12: {flops_per_token(models[2]):,} FLOPs a token, d24: {flops_per_token(models[5]):,}")
 _ = about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
 
-# %% [markdown] id="count-answer"
+# %% [markdown] id="count-answer" tags=["slide"]
 # That answers the question at the top. d12 reads a token with 110 million multiplied weights out of 286 million; the
 # other 176 million wait in tables, of which one row each is read. Training costs $7.6 \cdot 10^8$ FLOPs a token.
 #
@@ -480,7 +480,7 @@ _ = about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times 
 # everything else of the size that keeps a vector's length. The result is kept in the course's state folder, so the cell
 # is fast the second time.
 
-# %% id="train"
+# %% id="train" tags=["slide"]
 import optax
 
 from nanochat_lib.course import state
@@ -585,7 +585,7 @@ for name in ("resid_lambdas", "x0_lambdas", "smear_lambda", "backout_lambda"):
 # lens*: apply the last norm and the head to the stream in the middle. Watch when the right word appears, and in which
 # layer attention finds the earlier mention of a name.
 
-# %% id="look"
+# %% id="look" tags=["slide"]
 from nanochat_lib.course import choice, slider, text
 
 
@@ -694,7 +694,7 @@ _ = about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
 predict("model.p_sign")
 
 
-# %% id="sign"
+# %% id="sign" tags=["slide"]
 @jax.jit
 def loss_turned(params, cos, sin):
     """Nats a held-out token when the model uses these rotary tables."""
@@ -769,7 +769,7 @@ if not fast():
 # against another program with the *same weights*, as above: 1e-5, or not. Note how mild the wrong base is. Near misses
 # are the expensive ones; a test on numbers sees them, an eye on samples does not.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** The stream is read through a norm and only ever added to. Every piece is one to five lines, and the
 # > conventions (pairing, sign, window w means w + 1 keys, where the middle is) are as binding as the shapes. Count
 # > **6 FLOPs a multiplied weight and token plus 12·H·D a visible key**; tables are memory, not arithmetic. A port is right when

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] id="title" tags=["slide"]
 # # Attention kernels
 #
 # Two kernels compute the same attention of one layer, forward. On a TPU v6e the first needs at least 145 µs, the second
@@ -130,7 +130,7 @@ _ = about(growth, 4, 0.3, name="twice the length, times the scratch memory of th
 # score costs $4D$ FLOPs and some 16 bytes. A flash kernel with tiles of $b_q$ queries reads $4D$ bytes for each key and
 # does $4 D b_q$ FLOPs with them: **its intensity is $b_q$**.
 
-# %% id="roofline"
+# %% id="roofline" tags=["slide"]
 
 
 def roofline(points, chip):
@@ -223,7 +223,7 @@ absorb = mine("attention.absorb")
 # One query, twelve keys, three at a time. The estimate acc/total is an average over the keys so far; each time the
 # maximum rises, what was collected shrinks.
 
-# %% id="online-figure"
+# %% id="online-figure" tags=["slide"]
 s = np.float32([[0.5, 1.0, -1.0, 2.0, 0.0, 1.5, 4.0, 1.0, 3.0, 0.0, 2.0, 3.5]])
 v = np.linspace(-1, 1, 12, dtype=np.float32)[:, None]
 state = (jnp.full((1, 1), EMPTY, jnp.float32), jnp.zeros((1, 1), jnp.float32), jnp.zeros((1, 1), jnp.float32))
@@ -304,7 +304,7 @@ visible_blocks = mine("attention.visible_blocks")
 seen = visible_blocks(2048, 2048, 512, 128, 128)
 reveal("attention.p_steps", int(seen.sum()))
 
-# %% id="blocks-figure"
+# %% id="blocks-figure" tags=["slide"]
 figure, axes = new_figure(1, 4, height=2.4)
 for ax, (window, block) in zip(axes, ((2048, 128), (512, 128), (512, 512), (1024, 512)), strict=True):
     seen = visible_blocks(2048, 2048, window, block, block)
@@ -416,7 +416,7 @@ print(row_sums(jnp.arange(16.0).reshape(4, 4), 2).ravel().tolist())
 # grid, its blocks and its index functions. The picture is drawn from these, so it shows what the code says, not what we
 # meant. Orange is copied from HBM now, blue is still there from the step before, green is written after this step.
 
-# %% id="view-sum"
+# %% id="view-sum" tags=["slide"]
 call = record(row_sums, jax.ShapeDtypeStruct((1024, 1024), jnp.float32), 256)[0]
 show(
     draw_step(call, 5),
@@ -652,7 +652,7 @@ reveal("attention.p_tile", costs[128].hbm_bytes / costs[512].hbm_bytes)
 _ = about(costs[128].seconds * 1e6, 145, 1, name="tiles of 128, µs at least")
 _ = about(costs[1024].seconds * 1e6, 42, 1, name="tiles of 1024, µs at least")
 
-# %% [markdown] id="tile-explain"
+# %% [markdown] id="tile-explain" tags=["slide"]
 # That is the answer to the question at the top. Tiles of 128 compute the fewest scores, since they follow the diagonal
 # most closely, but they read keys and values 8.5 times over. At 115 FLOPs a byte, with a ridge of 560, three quarters
 # of the time the matrix unit waits. And 128 × 128 products fill only half of a 256 × 256 unit: see "spent".
@@ -690,7 +690,7 @@ explore(
 # All tiles and windows in one figure, forward and backward, with a step's cost added. On a long window 1024 wins or
 # ties; the shorter the window, the more a large tile wastes at its edges.
 
-# %% id="sweep"
+# %% id="sweep" tags=["slide"]
 from nanochat_lib.kernels.tiles import STEP, tiles
 
 STEP_SECONDS = STEP * 4 * 256 / V6E.peak["bfloat16"]  # the scores of one step, as time
@@ -727,7 +727,7 @@ for window in windows:
 # %% id="heads-predict"
 predict("attention.p_heads")
 
-# %% id="heads"
+# %% id="heads" tags=["slide"]
 table = {}
 for chip in (V5E, V6E):
     for heads, d in ((12, 128), (6, 256)):
@@ -838,7 +838,7 @@ for t in (w, w + 1, 4 * w):  # causal: the first t rows are those of a text of t
 # must use lengths $w$, $w+1$ and more. Better still, look at *which* keys are read: with the identity as values, the
 # output is the weights.
 
-# %% id="lesson-identity"
+# %% id="lesson-identity" tags=["slide"]
 t = w + 4
 q, k = (np.random.default_rng(i).standard_normal((1, 1, t, t)).astype(np.float32) for i in range(2))
 identity = np.eye(t, dtype=np.float32)[None, None]
@@ -862,7 +862,7 @@ _ = about(read["decoded"][-1].sum(), 16, 0.5, name="keys of the last query, deco
 # after the first window. It is 0.1 % of what a query reads there, no short test complains and no loss curve shows it,
 # yet every long answer is written by a model that was never trained.
 
-# %% id="lesson-cost"
+# %% id="lesson-cost" tags=["slide"]
 model = preset("tpu-v6e-8-d24").gpt_config()
 short = [window for window in model.windows if window < model.sequence_len]
 tokens = model.sequence_len - min(short)  # of a full context: those with a key at distance `window`
@@ -871,7 +871,7 @@ print(f"{tokens} of {model.sequence_len} tokens are computed with one key less i
 lost = len(short) * model.n_head * tokens
 _ = about(lost, 110_592, 1, name="weights that are missing in one full context")
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** Attention is bound by memory until its scores stay on the chip. Three running numbers for each query
 # > make softmax a loop over tiles; one number, lse, makes the backward pass another. The intensity of such a kernel is
 # > its **block of queries**: take it about as tall as the chip's ridge (512 or 1024 on a v6e, never the default 128),

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# %% [markdown] id="format-text"
+# %% [markdown] id="format-text" tags=["slide"]
 # ## 1. The format
 #
 # A conversation is data: a list of messages, each with a role and a content. An assistant's content is a string or a
@@ -131,7 +131,7 @@ check("sft.render_turns", render_turns)
 # %% [markdown] id="coloured-text"
 # Here is the conversation of above, token by token. Green is trained.
 
-# %% id="coloured"
+# %% id="coloured" tags=["slide"]
 turns = mine("sft.render_turns")
 ids, mask, spans = turns(tokenizer, chat["messages"])
 pieces = [tokenizer.decode([i]) for i in ids]
@@ -220,7 +220,7 @@ def targets_from(ids: list[int], mask: list[int]) -> tuple[list[int], list[int]]
 # %% id="sft.targets_from.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "sft-targets_from-check", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("sft.targets_from", targets_from)
 
-# %% id="targets-run"
+# %% id="targets-run" tags=["slide"]
 align = mine("sft.targets_from")
 ids, mask, spans = turns(tokenizer, chat["messages"])
 inputs, targets = align(ids, mask)
@@ -299,7 +299,7 @@ def cut_point(length: int, tool_spans: list[tuple[int, int]], max_tokens: int) -
 # %% id="sft.cut_point.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "sft-cut_point-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("sft.cut_point", cut_point)
 
-# %% id="cut-run"
+# %% id="cut-run" tags=["slide"]
 cut_at = mine("sft.cut_point")
 sums = [conversation for conversation in mixture if isinstance(conversation["messages"][-1]["content"], list)]
 rendered = [turns(tokenizer, conversation["messages"]) for conversation in sums]
@@ -364,7 +364,7 @@ for place in range(4):
     task, local = find(order[place], ends)
     print(f"place {place}: number {order[place]:,} is {listed[task][0]} {local:,}")
 
-# %% id="mixture-figure"
+# %% id="mixture-figure" tags=["slide"]
 colours = {"SmolTalk": SKY, "MMLU": ORANGE, "GSM8K": GREEN}
 figure, (left, right) = new_figure(1, 2, height=2.5, width=7.6, width_ratios=(1, 1.25))
 for row, (name, (count, copies)) in enumerate(parts.items()):
@@ -427,7 +427,7 @@ def pack_chats(chats: list, capacity: int, pad: int) -> tuple[np.ndarray, np.nda
 # %% id="sft.pack_chats.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "sft-pack_chats-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("sft.pack_chats", pack_chats)
 
-# %% id="pack-run"
+# %% id="pack-run" tags=["slide"]
 T = 128
 pack = mine("sft.pack_chats")
 fitting = [(ids, mask) for ids, mask in chats if len(ids) <= T + 1 and sum(mask)]
@@ -456,7 +456,7 @@ print(f"300 chats in {len(rows)} rows of {T} instead of 300; trained positions: 
 # of 2,048 all is well. With shorter ones, a conversation that never fits is never placed, and *stays*. Suppose one in
 # forty is too long.
 
-# %% id="clog"
+# %% id="clog" tags=["slide"]
 def trained_share(too_long: float, steps: int, seed: int = 0) -> tuple[list, list]:
     """(share of each row that is content, share of the buffer that no row can hold), with nanochat's buffer of 100."""
     rng = np.random.default_rng(seed)
@@ -626,7 +626,7 @@ print(f"{len(fitting)} chats in {len(rows)} rows, {SFT_STEPS} steps of {B} rows"
 # The same prompts to both. `render_for_completion` gives the prompt: the conversation up to the last answer, then
 # `<|assistant_start|>`. Each model writes until it says `<|assistant_end|>`, or for 48 tokens.
 
-# %% id="answers"
+# %% id="answers" tags=["slide"]
 from nanochat_lib.engine import Engine
 from nanochat_lib.tasks.primer import PrimerSpelling, PrimerSums, PrimerTalk
 
@@ -657,7 +657,7 @@ for i, conversation in enumerate(asked):
     print(f"> {conversation['messages'][0]['content']}")
     print(f"  base: {before[0][i]!r}\n  SFT:  {after[0][i]!r}\n")
 
-# %% [markdown] id="answers-look"
+# %% [markdown] id="answers-look" tags=["slide"]
 # The base model goes on with text, of the kind it has read, and hardly ever stops. After fine-tuning it answers in the right
 # form, calls the calculator and ends. None of the sums and words that are graded here was in its training.
 #
@@ -720,7 +720,7 @@ quiz("sft.q_bpb")
 # mistake, harder to see: the mask of the token that is *read* instead of the token that is *said*. Let us make both, on
 # the same base model, with the same chats and steps.
 
-# %% id="faults-train"
+# %% id="faults-train" tags=["slide"]
 _, content = pack([(ids, [1] * len(ids)) for ids, _ in fitting], T + 1, tokenizer.bos_id)
 content = content[shuffled]
 wrong_targets = {
@@ -763,7 +763,7 @@ for name, (_, _, found) in runs.items():
     print(f"{name:<11} {found[0][1]!r}")
 
 
-# %% [markdown] id="faults-look"
+# %% [markdown] id="faults-look" tags=["slide"]
 # Look at the left picture alone. The run with the mask off by one looks like the *best* of the three. It leaves out the
 # hardest target, the first token of each answer, and adds easy ones, such as the `<|user_start|>` or BOS that follows
 # every answer. What it never learned, how to begin, shows only when it must answer: it gets one answer in ten right.
@@ -820,7 +820,7 @@ if not fast():
 # nanochat chat --run-dir runs/mine --stage sft -p "Who are you?"
 # ```
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** Fine-tuning is pretraining with −1 in the targets. The mask says which tokens are the model's own: its
 # > words, its calls, its end; and it belongs to the token that is *said*. Small sets count by copies, conversations are packed
 # > whole, losses are divided once by all targets of a step. A falling loss proves nothing about the mask: count foreign

@@ -86,7 +86,7 @@ def exact_gradient(logits: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 # %% id="rl.exact_gradient.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "rl-exact_gradient-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("rl.exact_gradient", exact_gradient)
 
-# %% id="gradient-run"
+# %% id="gradient-run" tags=["slide"]
 gradient = mine("rl.exact_gradient")
 logits, rewards = np.array([0.5, 0.0, 0.0, -1.0]), np.array([2.0, 2.0, 3.0, 5.0])
 p = np.asarray(jax.nn.softmax(logits))
@@ -156,7 +156,7 @@ if not fast():
     about(100 * centred[4].mean(), 75, within=5, name="group of 4, % of the exact gradient")
     _ = about(plain[16].std() / centred[16].std(), 3.0, within=0.4, name="spread without beside with, 16 samples")
 
-# %% id="group-figure"
+# %% id="group-figure" tags=["slide"]
 figure, (left, right) = new_figure(1, 2, height=2.6, width=7.6)
 bins = np.linspace(-3, 5, 45)
 left.hist(plain[16], bins, color=ORANGE, alpha=0.75, label="reward")
@@ -242,7 +242,7 @@ check("rl.collapsed", collapsed)
 # %% id="dead-predict"
 predict("rl.p_dead")
 
-# %% id="dead-run"
+# %% id="dead-run" tags=["slide"]
 share_dead = mine("rl.collapsed")
 drawn = (np.random.default_rng(1).random((20_000, 16)) < 0.0455).astype(np.float32)
 reveal("rl.p_dead", round(100 * (1 - 0.0455) ** 16, 1))
@@ -542,7 +542,7 @@ print("3 + 4:", examples(tuned, (3, 4)))
 # One run is an anecdote: another seed, another curve. So a reward curve is drawn with a band over seeds. Here the band
 # leaves out the lowest and the highest tenth of twelve, each smoothed over ten steps.
 
-# %% id="curve"
+# %% id="curve" tags=["slide"]
 def smooth(values: np.ndarray) -> np.ndarray:
     width = min(10, len(values))
     return np.apply_along_axis(lambda v: np.convolve(v, np.ones(width) / width, "valid"), 0, values)
@@ -592,7 +592,7 @@ if not fast():
 # **Did it learn anything new?** Ask each question 32 times, before and after, and score with *pass@k*: the chance that one
 # of $k$ answers is right (chapter 07). pass@1 is what users see. pass@32 is what the model *could* say.
 
-# %% id="passk"
+# %% id="passk" tags=["slide"]
 def sampled_marks(policy: dict, pairs: list, count: int) -> np.ndarray:
     """Right or not, (SEEDS, pairs, count), sampled at temperature 1."""
     tokens, _ = write(policy, prompts(pairs, count), 12345)
@@ -683,7 +683,7 @@ if not fast():
 # %% id="norm-quiz"
 quiz("rl.q_norm")
 
-# %% id="norm-figure"
+# %% id="norm-figure" tags=["slide"]
 lengths = np.array([4, 4, 5, 4, 6, 4, 12, 5, 12, 12, 6, 12, 11, 12, 4, 12])
 passes = np.repeat([lengths[:8].sum(), lengths[8:].sum()], 8)
 habits = {
@@ -744,7 +744,7 @@ if not fast():
 # %% id="temperature-quiz"
 quiz("rl.q_temperature")
 
-# %% id="temperature"
+# %% id="temperature" tags=["slide"]
 heats = {0.3: ORANGE, 1.0: BLUE, 2.0: PURPLE}
 runs = {1.0: (tuned, log)} | {heat: train(start, exactly, temperature=heat) for heat in (0.3, 2.0)}
 figure, (left, middle, right) = new_figure(1, 3, height=2.6, width=7.8)
@@ -815,7 +815,7 @@ check("rl.apart", apart)
 # Three runs: a sampler that gets the new weights at every step, every 20 steps, and never. The last is a real
 # mistake: `engine.params = …` was forgotten, or done before the first step only.
 
-# %% id="stale"
+# %% id="stale" tags=["slide"]
 distance = mine("rl.apart")
 
 
@@ -902,7 +902,7 @@ quiz("rl.q_apart")
 predict("rl.p_hack")
 
 
-# %% id="hack"
+# %% id="hack" tags=["slide"]
 def anywhere(conversation: dict, completion: str) -> float:
     return float(extract_answer(last_text(conversation)) in completion)
 
@@ -1010,7 +1010,7 @@ if not fast():
 #
 # Now too much of a good thing: the same loop with 12 and 40 times the rate.
 
-# %% id="collapse"
+# %% id="collapse" tags=["slide"]
 rates = {RATE: BLUE, 12 * RATE: ORANGE, 40 * RATE: RED}
 fates = {RATE: (tuned, log)} | {rate: train(start, exactly, rate=rate) for rate in rates if rate != RATE}
 
@@ -1075,7 +1075,7 @@ if not fast():
 #
 # One switch of your loop does the same: `train_end=False`.
 
-# %% id="field"
+# %% id="field" tags=["slide"]
 endless, log_end = train(start, exactly, train_end=False)
 each = [found["tokens"][-20:].mean(axis=0) for found in (log, log_end)]
 figure, (left, middle, right) = new_figure(1, 3, height=2.6, width=7.8)
@@ -1121,7 +1121,7 @@ if not fast():
 # anything from 6 % to 75 % more. Compare the *same* seeds with and without, and enough of them, before you believe a
 # difference between two RL runs.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** RL makes likelier what was sampled and was better than the rest of its group. It needs groups that differ:
 # > all-wrong and all-right teach nothing. It sharpens what a model can already say; pass@1 rises, pass@k at large k need not.
 # > Know what a token weighs, and watch the lengths. Sample at temperature 1, from the weights that you train, and log $|d|$, dead groups, length,

@@ -144,7 +144,7 @@ for depth in DEPTHS:
 reveal("scale.p_depth", round(sizes[24][3] / sizes[12][3], 1))
 _ = about(sizes[24][3] / sizes[12][3], 41.7, 0.1, "times the FLOPs at twice the depth")
 
-# %% id="depths-figure"
+# %% id="depths-figure" tags=["slide"]
 fig, ax = new_figure(height=2.7, width=5.6)
 lines = (("parameters", ORANGE, "s", 0), ("tokens (and scaling parameters)", GREEN, "D", 2), ("FLOPs", BLUE, "o", 3))
 for name, colour, marker, column in lines:
@@ -301,7 +301,7 @@ if not fast():
         mean = np.mean([found["bpb"] for found in small if found["depth"] == depth])
         _ = about(mean, expected, 0.15, f"bits per byte at depth {depth}, mean of its seeds")
 
-# %% id="small-figure"
+# %% id="small-figure" tags=["slide"]
 fig, ax = new_figure(height=2.7, width=5.8)
 shades = {2: SKY, 3: BLUE, 4: PURPLE}
 for found in small:
@@ -319,8 +319,7 @@ show(fig, alt="Training curves of eight small runs against FLOPs; their held-out
 
 # %% [markdown] id="small-explain"
 # Only the *ends* belong to a law. A run that is stopped half-way still has its high learning rate and lies above what
-# a run planned for that length reaches (Hoffmann et al., arXiv:2203.15556, found this to be why earlier laws were
-# wrong). And seeds of one size differ: that is the noise any claim has to beat.
+# a run planned for that length reaches. This is why earlier laws were wrong (Hoffmann et al., arXiv:2203.15556). And seeds of one size differ: that is the noise any claim has to beat.
 
 # %% [markdown] id="fit-look"
 # ## 3. A law through the points
@@ -397,7 +396,7 @@ def bootstrap(x: np.ndarray, y: np.ndarray, draws: int, seed: int) -> np.ndarray
 # %% id="scale.bootstrap.check" nbgrader={"cell_type": "code", "grade": true, "grade_id": "scale-bootstrap-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("scale.bootstrap", bootstrap)
 
-# %% id="growing"
+# %% id="growing" tags=["slide"]
 bootstrap = mine("scale.bootstrap")
 DRAWS = 60 if fast() else 400
 low, high = band(bootstrap(x, y, DRAWS, 0), np.array([following["flops"]]))
@@ -430,7 +429,7 @@ if not fast():
 floors = np.quantile(laws[:, 0], [0.1, 0.9])
 print(f"the floor: 80 % of the laws between {floors[0]:.2f} and {floors[1]:.2f} bits per byte")
 
-# %% id="law-figure"
+# %% id="law-figure" tags=["slide"]
 JANUARY = (  # depth, million parameters, billion tokens, bits per byte, CORE: nanochat's miniseries of January 7, 2026
     (10, 91, 0.73, 1.0312, 0.0710), (11, 112, 0.89, 1.0096, 0.0918), (12, 135, 1.08, 0.9825, 0.1059),
     (13, 163, 1.30, 0.9644, 0.1015), (14, 194, 1.55, 0.9437, 0.1185), (15, 229, 1.83, 0.9257, 0.1158),
@@ -480,7 +479,7 @@ quiz("scale.q_band")
 # Give the law a better chance: nanochat's own eleven runs of January 7, one recipe, one text, depths 10 to 20 (FLOPs
 # here: 6 × parameters × tokens). Fit the seven smallest, and ask for the other four.
 
-# %% id="published"
+# %% id="published" tags=["slide"]
 small_law = fit_power_law(spent[:7], measured[:7])
 for (depth, *_), flops, bpb in zip(JANUARY[7:], spent[7:], measured[7:], strict=True):
     print(f"d{depth}: expected {float(small_law(flops)):.4f}, measured {bpb:.4f}")
@@ -507,7 +506,7 @@ _ = about(
     (3.7555 / (1 - 0.256525)) ** (1 / 0.0344) / 4.33e19, 6, 2, "times the d24's FLOPs, where the law reaches GPT-2"
 )
 
-# %% id="core-figure"
+# %% id="core-figure" tags=["slide"]
 fig, (left, right) = new_figure(1, 2, height=2.9)
 left.plot(spent[:7], measured[:7], "o", color=BLUE, markersize=4, label="in the fit")
 left.plot(spent[7:], measured[7:], "s", color=ORANGE, markersize=4, label="not in the fit")
@@ -746,7 +745,7 @@ if not fast():
     about(np.quantile(bills, 0.9), 33, 2, "dollars: nine runs in ten stay below, saved every 31 minutes")
     _ = about(np.quantile(runs[-1][:, 1], 0.9), 97, 25, "dollars, when only the end is saved")
 
-# %% id="interval-figure"
+# %% id="interval-figure" tags=["slide"]
 fig, axes = new_figure(1, 2, height=3.0)
 smooth = np.geomspace(3 * 60, WORK, 300)
 smooth = np.unique(WORK / np.ceil(WORK / smooth))  # whole pieces only: the formula is jagged in between
@@ -782,7 +781,7 @@ print(f"cheapest at {least / 60:.0f} minutes; Young's interval costs {100 * (rat
 # the band: with a save every 31 minutes nine runs in ten stay below $33, with one save at the end the tenth pays
 # about three times as much. Checkpoints are an insurance, too. Even so, spot is cheaper than $119 throughout.
 
-# %% id="regret"
+# %% id="regret" tags=["slide"]
 for hours in (shortest, 12.19, longest):
     bills = []
     for interval in (best, min(checkpoint_interval(SAVE, hours * HOUR), WORK)):
@@ -804,7 +803,7 @@ quiz("scale.q_spot")
 # **A plan for $100.** Which depth can you afford, at 9.5 tokens a scaling parameter? Machines: a v6e-8, spot (a
 # failure every 4 hours, asked for as above) or on demand, at 24.5 % MFU; 8×H100 at $24, at 50 %.
 
-# %% id="budget"
+# %% id="budget" tags=["slide"]
 MACHINES = {
     "v6e-8 spot": (V6E, 0.2455, {"spot": True, "mtbf_hours": MTBF / HOUR, "wait_minutes": WAIT / 60}),
     "v6e-8 on demand": (V6E, 0.2455, {"wait_minutes": WAIT / 60}),
@@ -1134,7 +1133,7 @@ _ = about(65.3e9 / (groups["transformer_matrices"] + groups["lm_head"]), 22, 0.3
 # | shards on the local disk | against streaming | +2 to 3 %, no stalls |
 # | context 2048 instead of 1024 | two runs to the end | −9 % speed; CORE 0.338 to 0.384, the loss equal to four digits |
 
-# %% id="recipe-figure"
+# %% id="recipe-figure" tags=["slide"]
 SPEED = (
     ("bf16 master weights (1.5B)", 100 * (1400 / 640 - 1)), ("fp8 + padding + fused loss", 44.0), ("fp8 + padding", 33.0),
     ("fp8", 25.0), ("relu² for SwiGLU", 100 * (214_173 / 183_035 - 1)), ("local shards", 2.5),
@@ -1187,7 +1186,7 @@ for depth in (12, 20, 24):
     found = plan(run_of(depth, 12), H100, 8, 0.5, save_seconds=0, setup_minutes=0)
     print(f"d{depth}: {60 * found.work_hours:>5.0f} minutes, ${found.usd:.0f} on 8×H100")
 
-# %% [markdown] id="takeaway"
+# %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** Depth sets everything, and work grows about as its 5.4th power. A scaling law is a statement about
 # > one recipe: good for a step of three or ten times, open beyond; the floor is what small runs cannot see. Hours are
 # > FLOPs over chips × peak × MFU. Save every √(2 · save · time between failures); the valley is flat, its right side

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] id="title" tags=["slide"]
 # # Capstone: from raw text to a chat
 #
 # How much text, how many numbers and how many minutes does it take until a pile of random weights answers a question?
@@ -132,7 +132,7 @@ tables.figures_table(tokenizer_stage.figures)
 # Each tint below is one token; `·` is a space. A space belongs to the word after it, digits come in groups of at most
 # two, and common words are whole. The more bytes a token stands for, the more text fits into the model's context.
 
-# %% id="tokens"
+# %% id="tokens" tags=["slide"]
 for pieces in tokenizer_stage.figures["examples"]:
     show(strips.token_strip(pieces))
 
@@ -143,7 +143,7 @@ for pieces in tokenizer_stage.figures["examples"]:
 # so that as little as possible is cut off, and every row starts where a document starts. No position is wasted on
 # padding.
 
-# %% id="batch"
+# %% id="batch" tags=["slide"]
 from nanochat_lib.loader import PretrainLoader
 
 tokenizer = run.load_tokenizer()
@@ -158,7 +158,7 @@ show(strips.batch_grid(inputs, tokenizer.bos_id))
 # %% [markdown] id="targets-look"
 # What is there to learn in a row? At every position: the next token. The targets are the inputs, moved by one.
 
-# %% id="targets"
+# %% id="targets" tags=["slide"]
 show(
     strips.token_strip([tokenizer.decode([i]) for i in inputs[-1, :40].tolist()], "What the model reads"),
     strips.token_strip([tokenizer.decode([i]) for i in targets[-1, :40].tolist()], "What it must say"),
@@ -202,7 +202,7 @@ tables.figures_table(figures)
 # %% id="schedules"
 show(plots.schedule_plot(metrics(), "pretrain"), plots.throughput_plot(metrics()))
 
-# %% [markdown] id="samples-look"
+# %% [markdown] id="samples-look" tags=["slide"]
 # What does a base model do with a prompt? It continues it, with the token it finds likeliest each time. It does not
 # answer: it has never seen a conversation.
 
@@ -225,7 +225,7 @@ task = max(load_bundle(run.dir / "core_bundle"), key=lambda task: (task.kind == 
 print(f"task {task.label}, the last of {len(render_prompts(task, task.examples, 0))} candidate texts:\n")
 print(render_prompts(task, task.examples, 0)[-1])
 
-# %% [markdown] id="core-look"
+# %% [markdown] id="core-look" tags=["slide"]
 # Guessing one of four is right in 25 %. To compare tasks, accuracy is *centred*,
 #
 # $$ \text{centred} = \frac{\text{accuracy} - \text{guessing}}{1 - \text{guessing}}, $$
@@ -245,7 +245,7 @@ tables.core_table(base_stage.figures["core_tasks"])
 # model reads the question but is trained only on the answer. Tool calls are part of an answer; what the calculator
 # returns is not, because at chat time it is the tool that writes it.
 
-# %% id="sft-mask"
+# %% id="sft-mask" tags=["slide"]
 from nanochat_lib.conversation import render_conversation
 
 questions = run.chats.sample_questions()
@@ -256,7 +256,7 @@ for conversation in questions[:: max(len(questions) // 3, 1)][:4]:
 # %% [markdown] id="sft-batch-look"
 # Seen from above, a batch of conversations: whole conversations packed into rows, grey where nothing is trained.
 
-# %% id="sft-batch"
+# %% id="sft-batch" tags=["slide"]
 from nanochat_lib.loader import ChatLoader
 
 with ChatLoader(run.chats.mixture(), tokenizer, 8, context, prefetch=0) as loader:
@@ -296,7 +296,7 @@ asked = [conversation["messages"][0]["content"] for conversation in some]
 before_after = zip(asked, ask("base", some), ask("sft", some), strict=True)
 tables.Table(("question", "base", "after SFT"), list(before_after), wide=("base", "after SFT"))
 
-# %% [markdown] id="rl-title"
+# %% [markdown] id="rl-title" tags=["slide"]
 # ## 6. Reinforcement learning (RL)
 #
 # SFT imitates given answers. In RL the model writes its own, several to each question, and a checker says which are
@@ -307,7 +307,7 @@ tables.Table(("question", "base", "after SFT"), list(before_after), wide=("base"
 #
 # Below are the rewards of real answers of the SFT model, to the questions of one RL step.
 
-# %% id="rl-advantages"
+# %% id="rl-advantages" tags=["slide"]
 from nanochat_lib.rl import question_order, rollout
 
 train_questions = run.chats.rl_task("train")
@@ -336,7 +336,7 @@ tables.figures_table(rl_stage.figures)
 # *pass@k* is the share of questions with at least one right answer among k samples. If pass@1 rises toward what
 # pass@k was before, RL has made the model choose what it could already do; new abilities would lift pass@k as well.
 
-# %% [markdown] id="chat-title"
+# %% [markdown] id="chat-title" tags=["slide"]
 # ## 7. Chat evaluation
 #
 # Three models, the same unseen questions. A task with offered answers is scored by likelihood, an open one by what
@@ -489,7 +489,7 @@ if small:
 #
 # Costs, capacity, and what happens when the machine is taken away: `docs/rented-machines.md`.
 
-# %% [markdown] id="next"
+# %% [markdown] id="next" tags=["slide"]
 # ## What you have seen
 #
 # - One objective, next-token prediction, gave language, facts and the form of a chat; only the data and the mask

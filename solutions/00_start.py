@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # Start
 #
 # Can the computer in front of you train a language model and talk to it within **two minutes**?
@@ -53,7 +53,7 @@ plt.rcParams.update(STYLE)
 #
 # Before anybody trains anything, one question: does this machine have what it takes? `nanochat doctor` answers it on the
 # command line. Here is the same answer in the notebook. It differs from machine to machine, so no text relies on it.
-# %% id="doctor"
+# %% tags=["slide"] id="doctor"
 from nanochat_lib.doctor import diagnose
 
 found = diagnose("cpu")
@@ -185,7 +185,7 @@ mutant(
     says="whole",
 )
 
-# %% id="width-figure"
+# %% tags=["slide"] id="width-figure"
 width_from_depth = mine("start.width_from_depth")
 depths = np.arange(2, 33)
 widths = [width_from_depth(int(depth))[0] for depth in depths]
@@ -293,7 +293,7 @@ mutant("start.falling", "left >= warmdown", "left > warmdown", says="ZeroDivisio
 # %% [markdown] id="schedule-play"
 # Drag the warm-down and the rest. The shaded area is what a run can still move: it is the sum of all its step sizes.
 
-# %% id="schedule-explore"
+# %% tags=["slide"] id="schedule-explore"
 falling = mine("start.falling")
 
 
@@ -356,7 +356,7 @@ mutant(
     says="clip",
 )
 
-# %% [markdown] id="train-title"
+# %% [markdown] tags=["slide"] id="train-title"
 # ## Train a model, now
 #
 # Enough parts. The next cell runs three stages on text that the library carries with it: it learns a tokenizer, trains a
@@ -389,7 +389,7 @@ print(f"{steps} steps: loss {losses[0][1]:.2f} at first, {losses[-1][1]:.2f} at 
 # %% id="reveal-loss"
 reveal("start.p_loss", round(losses[0][1], 2))
 
-# %% id="loss-figure"
+# %% tags=["slide"] id="loss-figure"
 figure, axes = plt.subplots(figsize=(6.4, 3.2))
 axes.plot(*zip(*losses, strict=True), lw=1, alpha=0.45, label="loss of the model")
 means = np.convolve([loss for _, loss in losses], np.full(16, 1 / 16), "valid")
@@ -415,7 +415,7 @@ _ = about(losses[0][1] / uniform_loss(config.tokenizer.vocab_size), 1.0, within=
 # What it says is mostly wrong and often funny. It has read less than a child's first book for some seconds. Look at the
 # *form*: after fine-tuning it answers instead of going on with your question.
 
-# %% id="talk"
+# %% tags=["slide"] id="talk"
 from nanochat_lib.conversation import render_for_completion
 
 tokenizer, engine = run.load_tokenizer(), run.engine("base" if fast() else "sft")
@@ -436,7 +436,7 @@ run.close()
 # The course follows the path of a text through the system. Each box is a chapter; the small line names the part of the
 # library it opens.
 
-# %% id="map"
+# %% tags=["slide"] id="map"
 from matplotlib.patches import FancyBboxPatch
 
 stops = [
@@ -453,7 +453,6 @@ stops = [
     ("11 Scale, cost", "preflight/", 2, 0),
     ("12 Capstone", "pipeline.py", 3, 0),
 ]
-ready = {"01", "02", "03", "04", "05", "06", "08", "12"}
 figure, axes = plt.subplots(figsize=(8.4, 3.9))
 for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
     down = y1 != y0
@@ -462,13 +461,13 @@ for (_, _, x0, y0), (_, _, x1, y1) in zip(stops, stops[1:], strict=False):
     )
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#777"})
 for name, part, x, y in stops:
-    colour = "#cfe3f7" if name[:2] in ready else "#eeeeee"
-    axes.add_patch(FancyBboxPatch((x - 0.36, y - 0.26), 0.72, 0.52, boxstyle="round,pad=0.02", fc=colour, ec="#7a8ca0"))
+    box = FancyBboxPatch((x - 0.36, y - 0.26), 0.72, 0.52, boxstyle="round,pad=0.02", fc="#cfe3f7", ec="#7a8ca0")
+    axes.add_patch(box)
     axes.text(x, y + 0.08, name, ha="center", va="center", weight="bold", color="#222")
     axes.text(x, y - 0.13, part, ha="center", va="center", size=7.5, color="#444")
 axes.set(xlim=(-0.6, 3.6), ylim=(-0.6, 2.6))
 axes.axis("off")
-axes.set_title("From text to a chat (blue: in the course today)")
+axes.set_title("From text to a chat")
 show(
     figure,
     alt="Map of the course: twelve chapters in three rows joined by arrows, from tokenizer over data, model, attention, Muon, train step, evaluation, fine-tuning, RL, inference and cost to the capstone, with the library file that each opens",
@@ -477,7 +476,7 @@ show(
 # %% id="progress"
 progress()
 
-# %% [markdown] id="lesson-title"
+# %% [markdown] tags=["slide"] id="lesson-title"
 # ## Field lesson: thirty per cent of a run that hardly moved
 #
 # A public run of a 3.8-billion-parameter model on eight rented chips cost about \$1,000 and took 43 hours. Its first
@@ -490,7 +489,7 @@ progress()
 # %% id="predict-starved"
 predict("start.p_starved")
 
-# %% id="lesson"
+# %% tags=["slide"] id="lesson"
 total = 1000
 cosine = np.array([0.5 * (1 + math.cos(math.pi * i / total)) for i in range(total)])
 trapezoid = np.array([min((i + 1) / (0.05 * total), falling(total - i, 0.5 * total, 0.05)) for i in range(total)])
@@ -525,7 +524,7 @@ _ = about(0.3 * 998, 300, within=2, name="what 30 % of such a run costs, $")
 # %% id="quiz-cosine"
 quiz("start.q_cosine")
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** The first loss must be **ln V**. One dial, the depth, sets the rest. Everything that can go wrong on a
 # > thousand-dollar machine can be found on this one first, in seconds, if you know which number to look at.
 

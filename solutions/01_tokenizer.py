@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # Tokenizer: from bytes to tokens
 #
 # A page of English has about 3,000 characters. In how few steps can a model read it?
@@ -71,7 +71,7 @@ from nanochat_lib.course.author import example, hidden, mutant, prop, reference
 # %% id="bytes-guess"
 predict("tokenizer.p_bytes")
 
-# %% id="bytes"
+# %% tags=["slide"] id="bytes"
 word = "naïve 🐕"
 for sign in word:
     print(f"{sign!r}: {list(sign.encode())}")
@@ -203,7 +203,7 @@ quiz("tokenizer.q_overlap")
 # `mine` gives you *your* function when it passes its check, else the library's, and says which. Watch the text shrink:
 # each line is one round, `new id = pair (count)`.
 
-# %% id="rounds"
+# %% tags=["slide"] id="rounds"
 count_pairs, merge = mine("tokenizer.count_pairs"), mine("tokenizer.merge")
 ids = list(b"low lower newest lowest")
 names = {byte: bytes([byte]) for byte in range(256)}
@@ -291,7 +291,7 @@ mutant(
     says="capturing group",
 )
 
-# %% id="split-figure"
+# %% tags=["slide"] id="split-figure"
 from nanochat_lib.report.strips import special_strip, token_strip
 
 split_pattern = mine("tokenizer.split_pattern")
@@ -307,7 +307,7 @@ show(
 # %% id="digits-quiz"
 quiz("tokenizer.q_digits")
 
-# %% [markdown] id="learn-title"
+# %% [markdown] tags=["slide"] id="learn-title"
 # ## Learning a vocabulary
 #
 # Now all parts are there. Learning is a loop:
@@ -556,7 +556,7 @@ print(f"{len(greeting.encode())} bytes → {len(own)} tokens → the same text a
 # single bytes. Below: the merges of one piece replayed, round by round. Pick the piece with the slider, and see how a
 # larger vocabulary makes longer tokens.
 
-# %% id="widget"
+# %% tags=["slide"] id="widget"
 from nanochat_lib.course.token_figures import merge_replay, token_map
 
 
@@ -860,7 +860,7 @@ mutant(
     says="ignored",
 )
 
-# %% id="bpb"
+# %% tags=["slide"] id="bpb"
 from nanochat_lib.report.plots import BLUE, FAINT, GREEN, ORANGE, RED, new_figure
 
 byte_lengths, nats_and_bytes = mine("tokenizer.byte_lengths"), mine("tokenizer.nats_and_bytes")
@@ -898,7 +898,7 @@ show(
     figure, alt="Left: the loss per token rises with the vocabulary. Right: the bits per byte of the same models fall."
 )
 
-# %% [markdown] id="bpb-explain"
+# %% [markdown] tags=["slide"] id="bpb-explain"
 # The same numbers say the opposite. Per byte, the large vocabulary is better by a third: a token that is a word lets a
 # model that sees *one* token back see a whole word back. For a transformer the gain is smaller, since it sees far back
 # anyway, but the rule is the same: **loss compares models with one tokenizer, bits per byte compares any two on one
@@ -913,7 +913,7 @@ quiz("tokenizer.q_bpb")
 # More tokens mean shorter texts, but every token also needs a row of numbers in the model, at its entrance and at its
 # exit, and a rare token's row is seldom trained. The curve shows what is won.
 
-# %% id="compression"
+# %% tags=["slide"] id="compression"
 from nanochat_lib.compression import compression_report
 from nanochat_lib.course.parallel_text import PARALLEL
 
@@ -1098,7 +1098,7 @@ mutant(
 # Four ways to learn the same merges from the same text. The first does not even count distinct pieces: it walks through
 # the running text. (We run one such round and multiply.)
 
-# %% id="speed"
+# %% tags=["slide"] id="speed"
 learn_merges_indexed = mine("tokenizer.learn_merges_indexed")
 characters, rounds = (10_000, 12) if fast() else (100_000, 100)
 piece_of_text = ["".join(train)[:characters]]
@@ -1156,7 +1156,7 @@ show(
 # `�`, U+FFFD, which has **three** bytes. 193 of its 32,768 tokens were wrong, and every bits-per-byte ever reported was
 # about 0.05 % too good. Nobody saw it, because English text hardly has such tokens. What would it have cost elsewhere?
 
-# %% id="lesson"
+# %% tags=["slide"] id="lesson"
 right_sizes = sizes_of(tok)
 wrong_sizes = np.array(
     [len(tok.decode([i]).encode()) if i < tok.bos_id else 0 for i in range(tok.vocab_size)], np.int32
@@ -1197,7 +1197,7 @@ show(
 # (Do not compare the blue bars with each other: a byte of Chinese is a third of a character. Bits per byte compare
 # models on *one* text.)
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A tokenizer is a list of merges, learned by counting and replayed by rank. It turns a page of 3,000
 # > characters into about 700 tokens (English, vocabulary 8,192, 4.3 bytes a token) and the same story in Hindi into six
 # > times as many. Text is encoded as text; special tokens are added as ids. Compare losses only within one tokenizer,

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # The model: from ids to logits
 #
 # A nanochat of depth 12 holds 286 million numbers. How many of them are multiplied when it reads one token, and what
@@ -39,7 +39,7 @@ matplotlib.rcParams.update(STYLE)
 if fast():  # a run that only sees whether everything works: most of its time would be the compiler's
     jax.config.update("jax_disable_most_optimizations", True)
 
-# %% [markdown] id="map"
+# %% [markdown] tags=["slide"] id="map"
 # ## The map
 #
 # One token goes down this path. Shapes: B rows, T tokens, C channels, H heads of size D, V words, L layers.
@@ -172,7 +172,7 @@ mutant(
 mutant("model.rotate", "- x1 * sin", "+ x1 * sin", says="keeps lengths")
 mutant("model.rotate", "sin], axis=-1)", "sin], axis=-2)", says="shape")
 
-# %% id="rotary-look"
+# %% tags=["slide"] id="rotary-look"
 rotate = mine("model.rotate")
 distance = np.arange(2048)
 figure, (left, right) = new_figure(1, 2, height=2.7)
@@ -265,7 +265,7 @@ mutant("model.visible", " & (distance <= window)", "", says="too old")
 mutant("model.visible", "queries[..., :, None] - keys", "keys - queries[..., :, None]", says="exchanged")
 mutant("model.visible", ">= 0", "> 0", says="does not see itself")
 
-# %% id="windows-look"
+# %% tags=["slide"] id="windows-look"
 visible = mine("model.visible")
 config = GPTConfig()  # depth 12, context 2048
 positions = jnp.arange(0, 2048, 8)
@@ -389,7 +389,7 @@ mutant("model.softcap", "cap * jnp.tanh(logits.astype(jnp.float32) / cap)", "jnp
        says="hard clip")  # fmt: skip
 mutant("model.softcap", ".astype(jnp.float32)", "", says="float32")
 
-# %% id="curves"
+# %% tags=["slide"] id="curves"
 softcap = mine("model.softcap")
 figure, (left, right) = new_figure(1, 2, height=2.5)
 x = np.linspace(-2, 2, 201)
@@ -643,7 +643,7 @@ mutant("model.flops_per_token", " + attention", "", says="own products")
 mutant("model.flops_per_token", "12 * config", "6 * config", says="multiplies twice")
 mutant("model.flops_per_token", ' + (config.smear_channels if config.recipe == "head" else 0)', "", says="smear")
 
-# %% id="count-look"
+# %% tags=["slide"] id="count-look"
 flops_per_token = mine("model.flops_per_token")
 width_from_depth = mine("start.width_from_depth")  # from chapter 00: yours, if it passed there
 depths = (4, 8, 12, 16, 20, 24, 32)
@@ -673,7 +673,7 @@ show(figure, alt="Left: at depth 4 two thirds of the parameters are tables, at d
 print(f"d12: {flops_per_token(models[2]):,} FLOPs a token, d24: {flops_per_token(models[5]):,}")
 _ = about(100 * (1 - matrix[2] / whole[2]), 13.0, within=0.2, name="% of d12's FLOPs in attention's products")
 
-# %% [markdown] id="count-answer"
+# %% [markdown] tags=["slide"] id="count-answer"
 # That answers the question at the top. d12 reads a token with 110 million multiplied weights out of 286 million; the
 # other 176 million wait in tables, of which one row each is read. Training costs $7.6 \cdot 10^8$ FLOPs a token.
 #
@@ -699,7 +699,7 @@ _ = about(flops_per_token(models[2]) / reported, 7.67, within=0.02, name="times 
 # everything else of the size that keeps a vector's length. The result is kept in the course's state folder, so the cell
 # is fast the second time.
 
-# %% id="train"
+# %% tags=["slide"] id="train"
 import optax
 
 from nanochat_lib.course import state
@@ -805,7 +805,7 @@ for name in ("resid_lambdas", "x0_lambdas", "smear_lambda", "backout_lambda"):
 # layer attention finds the earlier mention of a name.
 
 
-# %% id="look"
+# %% tags=["slide"] id="look"
 from nanochat_lib.course import choice, slider, text
 
 
@@ -914,7 +914,7 @@ _ = about(exponent, -5.2, within=1.0, name="log10 of the largest difference")
 predict("model.p_sign")
 
 
-# %% id="sign"
+# %% tags=["slide"] id="sign"
 @jax.jit
 def loss_turned(params, cos, sin):
     """Nats a held-out token when the model uses these rotary tables."""
@@ -989,7 +989,7 @@ if not fast():
 # against another program with the *same weights*, as above: 1e-5, or not. Note how mild the wrong base is. Near misses
 # are the expensive ones; a test on numbers sees them, an eye on samples does not.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** The stream is read through a norm and only ever added to. Every piece is one to five lines, and the
 # > conventions (pairing, sign, window w means w + 1 keys, where the middle is) are as binding as the shapes. Count
 # > **6 FLOPs a multiplied weight and token plus 12·H·D a visible key**; tables are memory, not arithmetic. A port is right when

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # Data: where a third of the text goes
 #
 # Why does a good data loader throw **35 of every 100 tokens** away?
@@ -216,7 +216,7 @@ mutant("data.concat_rows", "len(stream) // capacity", "(len(stream) - 1) // capa
 mutant("data.concat_rows", ".reshape(count, capacity)", ".reshape(capacity, count)", says="column by column")
 mutant("data.concat_rows", ".reshape(count, capacity)", ".reshape(capacity, count).T", says="stream of documents")
 
-# %% id="concat-run"
+# %% tags=["slide"] id="concat-run"
 tokenizer = Tokenizer.train(corpus.documents("train"), 512)
 documents = tokenizer.encode(list(corpus.documents("train")), prepend=tokenizer.bos_id)
 T = 64  # tokens of a row
@@ -370,7 +370,7 @@ reveal("data.p_cropped", round(windows[-1], 1))
 # nanochat reports 34.6 % for best fit on real text, so the curve fits well. But the answer depends on *when* you look,
 # which no single figure shows.
 
-# %% id="silt"
+# %% tags=["slide"] id="silt"
 cut_first, _ = pack_lengths(np.minimum(web, ROW), ROW, 1000)
 excess = np.maximum(web - ROW, 0).sum() / web.sum()
 cut_windows = [
@@ -397,7 +397,7 @@ show(
     "documents first stays near the unavoidable share. right: the share of the buffer too long for a row rises to 100 %",
 )
 
-# %% [markdown] id="silt-look"
+# %% [markdown] tags=["slide"] id="silt-look"
 # Best fit starts brilliantly, below even the unavoidable share, because it postpones the long documents. They never
 # fit. They leave the buffer only when nothing shorter waits, so they collect, until nearly all of the 1,000 places are
 # taken by documents that no row can hold. What is left of the buffer has no choice to offer, and the loss climbs to
@@ -423,7 +423,7 @@ owner = np.repeat(begins, sample[:4000])
 headless = (owner // ROW != np.arange(len(owner)) // ROW).mean()
 _ = about(100 * headless, 47, within=5, name="tokens without the beginning of their document, %")
 
-# %% [markdown] id="headless-look"
+# %% [markdown] tags=["slide"] id="headless-look"
 # So this is what the third buys. End to end, almost half of all tokens are read without their beginning; with best fit, none.
 # The dropped text is no loss as long as there is more text than a run can read: 400 billion tokens are on offer, and a
 # d24 run reads six billion.
@@ -566,7 +566,7 @@ mutant("data.pack_rows", "chosen[:room]", "chosen", says="every row must be full
 mutant("data.pack_rows", "max(fitting, key=len)", "max(fitting[::-1], key=len)", says="first of equals")
 mutant("data.pack_rows", "if not waiting:", "if len(waiting) < buffer_size:", says="rows are missing")
 
-# %% id="resume-run"
+# %% tags=["slide"] id="resume-run"
 stream = mine("data.pack_rows")
 packed = [row for row, _ in islice(stream(documents, T + 1, 200), 300)]
 show(
@@ -713,7 +713,7 @@ mutant("data.document_mask", " & jnp.tril(jnp.ones(same.shape[1:], bool))", "", 
 mutant("data.document_mask", "document[:, :, None] == document", "document[:, :, None] >= document", says="told apart")
 mutant("data.document_mask", "inputs == bos", "inputs != bos", says="document")
 
-# %% id="mask-look"
+# %% tags=["slide"] id="mask-look"
 masks = jax.jit(mine("data.document_mask"), static_argnums=1)
 rows = np.array(packed)[:, :-1]
 row = rows[[(rows == tokenizer.bos_id).sum(1).argmax()]]  # the row with the most documents
@@ -926,7 +926,7 @@ _ = about(tokens / of_a_shard, 172, within=2, name="shards for a d24 run")
 # %% [markdown] id="shards-needed-look"
 # nanochat's speedrun downloads 170. Keep the rule: **a d24 needs about 170 shards, 15 GB, 2.6 % of the set.**
 
-# %% [markdown] id="lesson-text"
+# %% [markdown] tags=["slide"] id="lesson-text"
 # ## 8. Field lesson: every micro-batch was the last one
 #
 # When nanochat was ported to TPUs, the port's model stayed at a CORE score of 0.08 to 0.13; nanochat had 0.26. No
@@ -963,7 +963,7 @@ print("all of them share one piece of memory:", all(np.shares_memory(group[0], r
 # is the whole bug. Here is what it costs: the same loader, the same model, the same steps.
 
 
-# %% id="lesson-run"
+# %% tags=["slide"] id="lesson-run"
 def wrong_steps(source):
     return [np.stack([np.asarray(rows) for rows in [next(source) for _ in range(A)]]) for _ in range(STEPS)]
 
@@ -991,7 +991,7 @@ if not fast():
     print(f"held-out loss: {plain_held[-1]:.2f} copied, {wrong_held[-1]:.2f} with np.asarray")
     _ = about(wrong_held[-1] - plain_held[-1], 0.61, within=0.2, name="what the bug costs, nats")
 
-# %% [markdown] id="lesson-look"
+# %% [markdown] tags=["slide"] id="lesson-look"
 # Look at the left picture alone, as you would during a run. Both curves fall. Without the blue one beside it, would
 # you have stopped the red one? The step paid for eight micro-batches and learned from one: seven eighths of the data
 # were read, tokenised, packed, and thrown away.
@@ -1077,7 +1077,7 @@ except UserError as error:
 # ids in range, targets one position on, a first loss near ln V. And its batches own their memory: the loader makes new
 # arrays for each. The second is the cure, the first tells you when somebody undoes it.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A row that is full and starts at a BOS costs about a third of the text, and text is cheap: count what
 # > is dropped, over a long stream and not only at its beginning. Everything a stream will yield follows from the place
 # > of the next document and the documents that wait: save both. Compare tokens needed with tokens on disk before step

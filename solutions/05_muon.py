@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # Muon
 #
 # A weight matrix of 128 × 64 can be moved in 64 directions at right angles to each other. **How many of them does a
@@ -207,7 +207,7 @@ print(f"loss {losses[best, 0]:.2f} nats a byte before training, {last(losses)[be
 # %% id="spectrum-predict"
 predict("muon.p_rank")
 
-# %% id="spectrum"
+# %% tags=["slide"] id="spectrum"
 NAME = f"transformer.h.{LAYERS - 1}.mlp.c_fc.weight"  # 128 × 64
 gradients = jax.jit(jax.vmap(jax.grad(loss_fn), in_axes=(None, 0)))(params, batches(64, 256, seed=1))
 G = gradients[NAME][0]  # of one batch
@@ -226,7 +226,7 @@ right.axhline(90, color=FAINT, linestyle=":")
 label(right, "The largest together", "how many", "% of the squared norm", legend=False)
 show(fig, alt="Singular values of a 128 × 64 gradient fall by orders of magnitude; few hold most of the squared norm.")
 
-# %% [markdown] id="spectrum-explain"
+# %% [markdown] tags=["slide"] id="spectrum-explain"
 # A gradient step of any length is mostly a step in a minority of the directions. The others are not useless: they are
 # where rarer things are written, and they move ten to sixty times less.
 #
@@ -346,7 +346,7 @@ mutant(
 # How much of the true gradient's direction is in an update? Take 32 batches at the same weights, and the mean of 32
 # others as the truth. Cosine 1 would be the very same direction.
 
-# %% id="momentum-run"
+# %% tags=["slide"] id="momentum-run"
 nesterov = mine("muon.nesterov")
 truth = jnp.mean(gradients[NAME][32:], axis=0)
 momenta = np.float32([0.0, 0.5, 0.8, 0.9, 0.95])
@@ -453,7 +453,7 @@ mutant("muon.polynomial_step", body="return a * x + b * x**3 + c * x**5", says="
 # %% [markdown] id="polynomial-look"
 # What do five steps do to a singular value?
 
-# %% id="polynomial"
+# %% tags=["slide"] id="polynomial"
 polynomial_step = mine("muon.polynomial_step")
 
 
@@ -503,7 +503,7 @@ quiz("muon.q_iteration")
 # Now the real thing: the gradient of section 1, step by step.
 
 
-# %% id="spectra"
+# %% tags=["slide"] id="spectra"
 def spectra_after(x, coefficients):
     """Singular values of x / ‖x‖_F before the first step and after each one."""
     x = x / (1.01 * frobenius(x))
@@ -923,7 +923,7 @@ for kind, route in ROUTES.items():
         if (kind, width) not in runs:
             runs[kind, width] = sweep(width, route, muon_step, RATES[kind], data)
 
-# %% id="width-plot"
+# %% tags=["slide"] id="width-plot"
 fig, axes = new_figure(1, 2, height=2.9, sharey=True)
 for ax, kind, title in zip(axes, ROUTES, ("Muon", "AdamW on the matrices"), strict=True):
     for width, colour, marker in zip(WIDTHS, (SKY, BLUE, GREEN), "os^", strict=False):
@@ -1039,7 +1039,7 @@ for depth, batch, tokens in ((12, 2**19, 1.0), (24, 2**20, 4.0)):
 # Per step, and per second: an optimiser that wins by step may lose by the clock. Both at their best rate of section 6;
 # the tables have AdamW in both. Time is measured on this machine, in steps of AdamW.
 
-# %% id="duel"
+# %% tags=["slide"] id="duel"
 curves, seconds = {}, {"muon": math.inf, "adamw": math.inf}
 for _ in range(1 if fast() else 2):  # one after the other, so that whatever else the machine does meets both
     for kind in ROUTES:
@@ -1132,7 +1132,7 @@ mutant(
 # device**. For a 4C × C matrix of the MLP it is a little less: $90\,C^3$ to $24\,C^2$. In our duel, with 256 bytes,
 # it was 69 %; real runs see hundreds of thousands of tokens.
 
-# %% id="cost-run"
+# %% tags=["slide"] id="cost-run"
 orthogonal_flops = mine("muon.orthogonal_flops")
 
 
@@ -1169,7 +1169,7 @@ label(ax, "Muon's FLOPs, in % of the model's own", "tokens on one device between
 ax.set_xticks([1024 * 4**k for k in range(6)], ["1k", "4k", "16k", "64k", "256k", "1M"])
 show(fig, alt="Share of Muon's FLOPs falls with the tokens on a device; dots mark real runs at 2 to 4 percent.")
 
-# %% [markdown] id="field-look"
+# %% [markdown] tags=["slide"] id="field-look"
 # ## 9. Field lesson: eight devices, one result
 #
 # A public run trained the 3.8B model above on eight GPUs with plain data parallelism: each device holds all weights,
@@ -1246,7 +1246,7 @@ else:
 # Sixteen matrices: two each, an eighth of the work. Twelve: still two for the busiest device, so only a sixth. That is
 # why stacks of one shape are kept together, over all layers: the longer the stack, the less is lost to rounding up.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A gradient moves a few directions of a matrix; Muon moves all of them equally, with five polynomial
 # > steps made of matrix products. It gets the blocks' matrices, by name; tables and scalars keep AdamW. Its rate
 # > travels over widths unchanged and with $\sqrt{B}$ over batches. It costs about $5C$ divided by the tokens on a device

@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] id="title"
+# %% [markdown] tags=["slide"] id="title"
 # # The TPU train step
 #
 # A public port of nanochat rented eight chips that can do 918 TFLOP/s each, and its training used 16 % of that. The same
@@ -143,7 +143,7 @@ predict("tpu_step.p_dispatches")
 # JAX has a profiler. `record` runs a function under it and reads two things from the profile: which compiled functions
 # Python started, and the spans of time in which the device worked.
 
-# %% id="dispatch"
+# %% tags=["slide"] id="dispatch"
 from nanochat_lib.course.timeline import record
 
 STEPS = 3
@@ -288,7 +288,7 @@ print("the same new state as with three functions:", all(jax.tree.leaves(same)))
 single = timeline(one_function)
 print(f"in {STEPS} steps Python started {single.dispatches} programs instead of {looped.dispatches}")
 
-# %% id="gaps"
+# %% tags=["slide"] id="gaps"
 fig, axes = new_figure(2, 1, height=2.7, sharex=True)
 for ax, found, colour, name in ((axes[0], looped, ORANGE, "Three functions"), (axes[1], single, BLUE, "One function")):
     ax.broken_barh([(a, max(b - a, 0.01)) for a, b in found.busy], (0.15, 0.7), color=colour)
@@ -318,7 +318,7 @@ quiz("tpu_step.q_dispatch")
 # instructions the program has.
 
 
-# %% id="scan-memory"
+# %% tags=["slide"] id="scan-memory"
 def at_once(params, data):
     return gradients(params, data.reshape(-1, WIDTH))
 
@@ -439,7 +439,7 @@ mutant(
     says="not in the scratch memory",
 )
 
-# %% id="memory"
+# %% tags=["slide"] id="memory"
 memory_parts = mine("tpu_step.memory_parts")
 state_shape = jax.eval_shape(fresh)
 data_shape = jax.ShapeDtypeStruct((MICRO, ROWS, WIDTH), "float32")
@@ -727,7 +727,7 @@ _ = about(muon["copies"] / muon["cut by data"], 5.0, 0.01, "times fewer of Muon'
 # %% [markdown] id="places-look"
 # Who owns what? Each colour is a device; an array in one colour for all is on every device.
 
-# %% id="places"
+# %% tags=["slide"] id="places"
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#F0E442", "#444444")
 shown = list(layouts["copies"]["places"])
 fig, axes = new_figure(2, 4, height=3.2)
@@ -825,7 +825,7 @@ mutant("tpu_step.sent_bytes", '2 if kind == "all-reduce" else 1', "2", says="onl
 # %% id="traffic-predict"
 predict("tpu_step.p_fsdp")
 
-# %% id="traffic"
+# %% tags=["slide"] id="traffic"
 sent_bytes = mine("tpu_step.sent_bytes")
 KINDS = {"all-gather": BLUE, "reduce-scatter": GREEN, "all-reduce": RED, "all-to-all": PURPLE}
 traffic = {
@@ -853,7 +853,7 @@ times = sum(traffic["fully cut"].values()) / sum(traffic["cut by data"].values()
 reveal("tpu_step.p_fsdp", round(times, 1))
 _ = about(times, 3.1, 0.1, "times as much as cut by data")
 
-# %% [markdown] id="traffic-explain"
+# %% [markdown] tags=["slide"] id="traffic-explain"
 # - *Cut by data*: weights out once, gradients back once, Muon's matrices to their owners and home.
 # - *Fully cut*: weights out in every micro-batch, forward and again backward, gradients back in every micro-batch. No
 #   device ever holds all weights. By the pre-flight's formulas that saves a d24 on eight chips 4.6 of 17.2 GiB.
@@ -944,7 +944,7 @@ _ = about(100 * mfu(4.945e9, 2**20 / 2.876, 8, V6E), 24.5, 0.1, "% in the second
 # $2(mk + kn + mn)$ bytes. The ratio is its *intensity*. A chip needs its **ridge**, peak over bandwidth, to be busy: below
 # it the memory decides, above it the matrix unit.
 
-# %% id="roofline"
+# %% tags=["slide"] id="roofline"
 model = preset("tpu-v6e-8-d24").gpt_config()
 C, V = model.n_embd, model.padded_vocab_size
 
@@ -1082,7 +1082,7 @@ reveal("tpu_step.p_bound", round(100 * highest["12 × 128"], 1))
 _ = about(100 * highest["12 × 128"], 82.9, 0.5, "% by hand (compiled: 82.6)")
 _ = about(100 * highest["6 × 256"], 95.6, 0.5, "% by hand (compiled, with its memory traffic: 91.7)")
 
-# %% [markdown] id="bound-explain"
+# %% [markdown] tags=["slide"] id="bound-explain"
 # The compiled step of each preset was read by `nanochat preflight` (`docs/tpu-step.md`): 82.6 % with heads of 128, 91.7 %
 # with heads of 256, where the memory traffic of everything between the products comes to count. So no cleverness would
 # have taken the port beyond 83 % with heads of 128, and its 24 % have another reason.
@@ -1232,7 +1232,7 @@ _ = about(
     "times as long on eight v5p",
 )
 
-# %% id="compare-figure"
+# %% tags=["slide"] id="compare-figure"
 fig, (left, right) = new_figure(1, 2, height=3.1, sharey=True)
 PARTS = (SKY, BLUE, GREEN, ORANGE, PURPLE, FAINT, RED, "#F0E442")
 for row, found in enumerate(reports.values()):
@@ -1371,7 +1371,7 @@ _ = about(
     100 * (43.8 / 37.6 - 1), 16.5, 0.1, "% more by the compiler's cycles for this library's step (docs/tpu-step.md)"
 )
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A training step is *one* compiled function: a scan over micro-batches, the update, a donated state, every
 # > number of one type. Then the host cannot starve the chip, and the compiled text is the whole truth: read from it which
 # > product runs in what, what travels and what it needs. MFU = needed FLOPs over possible ones; its ceiling follows from

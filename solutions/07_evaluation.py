@@ -231,7 +231,7 @@ mutant("evaluation.per_token_and_byte", "if count else math.nan", "if count else
 # document into overlapping windows so that each token is predicted once, from at least half a context. Measure the same
 # model on the same text with contexts from 8 to 88 tokens.
 
-# %% id="context"
+# %% tags=["slide"] id="context"
 from nanochat_lib.evaluate.texts import windows
 
 totals = mine("evaluation.per_token_and_byte")
@@ -600,13 +600,13 @@ mutant(
 # %% id="boolq-predict"
 predict("evaluation.p_boolq")
 
-# %% id="boolq"
+# %% tags=["slide"] id="boolq"
 reveal("evaluation.p_boolq", round(100 * (-0.4172 * (1 - 0.62) + 0.62), 1))
 
 # %% [markdown] id="core-text"
 # Here are all 22 scores of that run, and those of a d10 from the same report. A bar per task, and CORE is their mean.
 
-# %% id="core-figure"
+# %% tags=["slide"] id="core-figure"
 centre = mine("evaluation.centered")
 REPORTED = {
     "hellaswag 0-shot": (0.0720, 0.2603), "jeopardy": (0.0099, 0.1063), "qa wikidata": (0.3204, 0.5208),
@@ -716,7 +716,7 @@ mean, side = np.mean(SEVEN), 2.447 * spread / math.sqrt(7)
 reveal("evaluation.p_width", round(2 * side, 4))
 print(f"mean {mean:.4f}, spread {spread:.4f}, interval {mean - side:.4f} … {mean + side:.4f}; GPT-2 {GPT2:.4f}")
 
-# %% id="seven-figure"
+# %% tags=["slide"] id="seven-figure"
 surely = mine("evaluation.wilson")
 figure, (left, right) = new_figure(1, 2, height=2.7, width=7.6)
 left.scatter(SEVEN, range(1, 8), color=BLUE, zorder=3)
@@ -748,7 +748,7 @@ show(
 about(mean, 0.2571, within=0.0001, name="mean of the seven")
 _ = about(spread, 0.0052, within=0.0001, name="spread of a single run")
 
-# %% [markdown] id="seven-look"
+# %% [markdown] tags=["slide"] id="seven-look"
 # The interval holds 0.2565. So the answer is: **nobody knows.** The recipe is about as good as GPT-2. One run of this kind is
 # uncertain by ±0.01; to tell apart two recipes that differ by 0.005, you need about nine runs of *each*. nanochat's
 # leaderboard drew the lesson: from its fifth entry on, it states the mean of five runs. And bits per byte, which average
@@ -763,7 +763,7 @@ quiz("evaluation.q_noise")
 # `paired_difference` (McNemar's test). Compare the checkpoints of steps 160 and 220 on `reading`, first as
 # if they had answered different questions.
 
-# %% id="paired"
+# %% tags=["slide"] id="paired"
 from nanochat_lib.evaluate.scores import paired_difference, unpaired_difference
 
 
@@ -987,7 +987,7 @@ mutant(
 # Let a young model, of step 60, answer `reading`: 10 samples a question at temperature 1, from the chances that it gives to
 # the next token. How much do the two ways depend on the order in which the samples came? Shuffle them 200 times.
 
-# %% id="sampled"
+# %% tags=["slide"] id="sampled"
 plainly, unbiased = mine("evaluation.pass_at_k"), mine("evaluation.unbiased_pass_at_k")
 dice, samples = np.random.default_rng(7), 10
 outcomes = []
@@ -1095,7 +1095,7 @@ mutant(
 # %% id="artefact-predict"
 predict("evaluation.p_cut")
 
-# %% id="artefact"
+# %% tags=["slide"] id="artefact"
 shorten = mine("evaluation.cut_front")
 WHOLE, SHORT = 10 * T, 15
 (whole_span,) = parts_of_rows("language_modeling", encoded(tasks["reading"], 0))
@@ -1166,7 +1166,7 @@ if not fast():
     about(100 * max(accuracy["reading", SHORT][1:3]), 6, within=5, name="reading, cut, at steps 10 and 20, %")
     _ = about(100 * accuracy["facts", SHORT][-1], 99, within=3, name="facts, cut, %")
 
-# %% [markdown] id="artefact-look"
+# %% [markdown] tags=["slide"] id="artefact-look"
 # Read the right picture from left to right. The young model has not learned to read: it says any of sixteen things, and is
 # right by luck, in one answer of sixteen at steps 10 and 20. Then it learns that the answer **stands in the text**. From that
 # moment it answers from what is left in view, and there the right answer is not: it was cut. From step 40 on hardly one of 200
@@ -1215,7 +1215,7 @@ quiz("evaluation.q_cut")
 # are scored, and what was cut away. Pull the context down on `reading` and watch the framed token turn orange.
 
 
-# %% id="widget"
+# %% tags=["slide"] id="widget"
 def draw_example(task="reading", example=0, option=0, checkpoint=last, context=LONGEST):
     parts = parts_of_rows(tasks[task].kind, encoded(tasks[task], example % len(tasks[task].examples)))
     whole = parts[min(option, len(parts) - 1)]
@@ -1256,7 +1256,7 @@ show(
 # nanochat eval compare runs/one:base runs/two:base
 # ```
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A loss belongs to a tokenizer, bits per byte to a text and a context. A score is which tokens were
 # > counted, after which prompt, minus guessing, give or take an interval; one run of one recipe is a draw. Before you
 # > believe a low score, look what was cut from the prompt and what the reader of answers threw away; before a high

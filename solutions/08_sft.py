@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# %% [markdown] id="format-text"
+# %% [markdown] tags=["slide"] id="format-text"
 # ## 1. The format
 #
 # A conversation is data: a list of messages, each with a role and a content. An assistant's content is a string or a
@@ -208,7 +208,7 @@ mutant("sft.render_turns", "mask.extend([0] * len(turn))", "mask.extend([1] * le
 # %% [markdown] id="coloured-text"
 # Here is the conversation of above, token by token. Green is trained.
 
-# %% id="coloured"
+# %% tags=["slide"] id="coloured"
 turns = mine("sft.render_turns")
 ids, mask, spans = turns(tokenizer, chat["messages"])
 pieces = [tokenizer.decode([i]) for i in ids]
@@ -316,7 +316,7 @@ mutant("sft.targets_from", "else -1", "else 0", says="-1")
 mutant("sft.targets_from", "zip(ids[1:], mask[1:]", "zip(ids[:-1], mask[1:]", says="copy")
 mutant("sft.targets_from", "if len(ids) != len(mask):", "if False:", says="UserError")
 
-# %% id="targets-run"
+# %% tags=["slide"] id="targets-run"
 align = mine("sft.targets_from")
 ids, mask, spans = turns(tokenizer, chat["messages"])
 inputs, targets = align(ids, mask)
@@ -454,7 +454,7 @@ mutant("sft.cut_point", "cut = begin", "cut = end", says="more than max_tokens")
 mutant("sft.cut_point", "min(max_tokens, length)", "max_tokens", says="more tokens than there are")
 mutant("sft.cut_point", "cut = begin", "return 0", says="whole conversation")
 
-# %% id="cut-run"
+# %% tags=["slide"] id="cut-run"
 cut_at = mine("sft.cut_point")
 sums = [conversation for conversation in mixture if isinstance(conversation["messages"][-1]["content"], list)]
 rendered = [turns(tokenizer, conversation["messages"]) for conversation in sums]
@@ -536,7 +536,7 @@ for place in range(4):
     task, local = find(order[place], ends)
     print(f"place {place}: number {order[place]:,} is {listed[task][0]} {local:,}")
 
-# %% id="mixture-figure"
+# %% tags=["slide"] id="mixture-figure"
 colours = {"SmolTalk": SKY, "MMLU": ORANGE, "GSM8K": GREEN}
 figure, (left, right) = new_figure(1, 2, height=2.5, width=7.6, width_ratios=(1, 1.25))
 for row, (name, (count, copies)) in enumerate(parts.items()):
@@ -633,7 +633,7 @@ mutant("sft.pack_chats", "mask + [0] *", "mask + [1] *", says="padding has mask 
 mutant("sft.pack_chats", "mask + chosen[1]", "mask + [1] * len(chosen[0])", says="mask of each chat")
 mutant("sft.pack_chats", "raise UserError(", "return print(", says="never fits")
 
-# %% id="pack-run"
+# %% tags=["slide"] id="pack-run"
 T = 128
 pack = mine("sft.pack_chats")
 fitting = [(ids, mask) for ids, mask in chats if len(ids) <= T + 1 and sum(mask)]
@@ -662,7 +662,7 @@ print(f"300 chats in {len(rows)} rows of {T} instead of 300; trained positions: 
 # forty is too long.
 
 
-# %% id="clog"
+# %% tags=["slide"] id="clog"
 def trained_share(too_long: float, steps: int, seed: int = 0) -> tuple[list, list]:
     """(share of each row that is content, share of the buffer that no row can hold), with nanochat's buffer of 100."""
     rng = np.random.default_rng(seed)
@@ -864,7 +864,7 @@ print(f"{len(fitting)} chats in {len(rows)} rows, {SFT_STEPS} steps of {B} rows"
 # The same prompts to both. `render_for_completion` gives the prompt: the conversation up to the last answer, then
 # `<|assistant_start|>`. Each model writes until it says `<|assistant_end|>`, or for 48 tokens.
 
-# %% id="answers"
+# %% tags=["slide"] id="answers"
 from nanochat_lib.engine import Engine
 from nanochat_lib.tasks.primer import PrimerSpelling, PrimerSums, PrimerTalk
 
@@ -895,7 +895,7 @@ for i, conversation in enumerate(asked):
     print(f"> {conversation['messages'][0]['content']}")
     print(f"  base: {before[0][i]!r}\n  SFT:  {after[0][i]!r}\n")
 
-# %% [markdown] id="answers-look"
+# %% [markdown] tags=["slide"] id="answers-look"
 # The base model goes on with text, of the kind it has read, and hardly ever stops. After fine-tuning it answers in the right
 # form, calls the calculator and ends. None of the sums and words that are graded here was in its training.
 #
@@ -958,7 +958,7 @@ quiz("sft.q_bpb")
 # mistake, harder to see: the mask of the token that is *read* instead of the token that is *said*. Let us make both, on
 # the same base model, with the same chats and steps.
 
-# %% id="faults-train"
+# %% tags=["slide"] id="faults-train"
 _, content = pack([(ids, [1] * len(ids)) for ids, _ in fitting], T + 1, tokenizer.bos_id)
 content = content[shuffled]
 wrong_targets = {
@@ -1000,7 +1000,7 @@ show(
 for name, (_, _, found) in runs.items():
     print(f"{name:<11} {found[0][1]!r}")
 
-# %% [markdown] id="faults-look"
+# %% [markdown] tags=["slide"] id="faults-look"
 # Look at the left picture alone. The run with the mask off by one looks like the *best* of the three. It leaves out the
 # hardest target, the first token of each answer, and adds easy ones, such as the `<|user_start|>` or BOS that follows
 # every answer. What it never learned, how to begin, shows only when it must answer: it gets one answer in ten right.
@@ -1075,7 +1075,7 @@ if not fast():
 # nanochat chat --run-dir runs/mine --stage sft -p "Who are you?"
 # ```
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** Fine-tuning is pretraining with −1 in the targets. The mask says which tokens are the model's own: its
 # > words, its calls, its end; and it belongs to the token that is *said*. Small sets count by copies, conversations are packed
 # > whole, losses are divided once by all targets of a step. A falling loss proves nothing about the mask: count foreign

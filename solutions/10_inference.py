@@ -25,7 +25,7 @@
 # - let a model call a calculator, and read its expression without ever running it as code,
 # - find the mistake that a second chat turn brings into a cache, before a user does.
 #
-# Eight exercises, about 140 minutes; with the reading some three hours. The solved chapter runs in about two minutes.
+# Eight exercises, about 150 minutes; with the reading some three hours. The solved chapter runs in about two minutes.
 
 # %% tags=["setup"] id="setup"
 import contextlib
@@ -175,7 +175,7 @@ print(f"{tokenizer.vocab_size} tokens in a table of {config.vocab_size}")
 # the model, take the likeliest token, append it, again.
 
 
-# %% id="textbook"
+# %% tags=["slide"] id="textbook"
 whole = compiled(gpt.apply)
 special = tokenizer.encode_special
 END, BOS = special("<|assistant_end|>"), tokenizer.bos_id
@@ -263,7 +263,7 @@ print("the longer text has the same ones:", bool(np.allclose(k10, k20, atol=1e-5
 #
 # In nanochat's d24 three of four layers have a window of 512 in a context of 2,048. A row's cache is 132 MB instead of 302.
 
-# %% id="ring-bytes"
+# %% tags=["slide"] id="ring-bytes"
 width, heads = width_from_depth(24)
 d24 = GPTConfig(n_layer=24, n_embd=width, n_head=heads, n_kv_head=heads)
 with_windows = row_bytes(d24, 2048, "bfloat16")["total"]
@@ -621,7 +621,7 @@ mutant("inference.decode_floor", "rows * flops / peak", "flops / peak", says="it
 # 0.13 GB. An H100 reads 3.35 TB/s. That makes 0.48 ms a step, 2,100 tokens a second. The arithmetic alone would take a
 # three-hundredth of it.
 
-# %% id="d24"
+# %% tags=["slide"] id="d24"
 floor = mine("inference.decode_floor")
 chips = {chip.name: chip for chip in CHIPS if chip.name in ("v6e", "h100")}
 matrices = 2 * scaling_params(d24)  # bytes
@@ -649,7 +649,7 @@ _ = about(best(chips["v6e"], 2048, 1), 1030, within=5, name="tokens/s of one row
 # And prefill? It is the same formula: tokens of a prompt share the weights as rows do. 2,048 tokens in one go on the H100,
 # beside 2,048 steps of decode:
 
-# %% id="prefill-floor"
+# %% tags=["slide"] id="prefill-floor"
 h100 = chips["h100"]
 at_once = floor(matrices, 0, 2 * scaling_params(d24), 2048, h100.bandwidth, h100.peak["bfloat16"])
 one_by_one = sum(16 / best(h100, context, 1) for context in range(16, 2049, 16))
@@ -673,7 +673,7 @@ _ = about(
     best(chips["h100"], 2048, 64) / best(chips["h100"], 2048, 1), 10.3, within=0.1, name="as many as one row, times"
 )
 
-# %% [markdown] id="rows-look"
+# %% [markdown] tags=["slide"] id="rows-look"
 # Ten times as many, not 64 times. The weights are shared, the caches are not: from 11 rows on this step reads more cache
 # than weights. With full contexts of 2,048 tokens decode *never* becomes bound by arithmetic, on either chip. With short
 # ones it does: then a row costs 1.46 GFLOP and hardly a byte, and the lines bend where the chip's FLOPs per byte are used up.
@@ -758,7 +758,7 @@ bandwidth, measured = measure()
 peak = cpu_peak()
 print(f"{4 * scaling_params(wide_config) / 1e6:.0f} MB of matrices, {len(counts)} sizes of a batch measured")
 
-# %% id="measure-figure"
+# %% tags=["slide"] id="measure-figure"
 weights = 4 * scaling_params(wide_config)
 row = row_bytes(wide_config, 128)["total"], 2 * scaling_params(wide_config)
 smooth = np.geomspace(1, counts[-1], 40)
@@ -828,7 +828,7 @@ print("the first one as it was alone:", answers[0] == expected[: len(answers[0])
 # requests of different lengths in 6 rows, both ways; a step of decode costs the same in both.
 
 
-# %% id="schedule"
+# %% tags=["slide"] id="schedule"
 needed = np.minimum(6 + np.random.default_rng(4).exponential(28, 24), 120).round().astype(int)
 
 
@@ -1193,7 +1193,7 @@ class Parser:
     says="run as code",
 )
 
-# %% id="calculator"
+# %% tags=["slide"] id="calculator"
 Parser = mine("inference.parser")
 
 
@@ -1304,7 +1304,7 @@ if not fast():
 # port of this machine, asks for the page, and then does what the page does when you press Enter: it posts the conversation
 # and reads the stream of events.
 
-# %% id="serve"
+# %% tags=["slide"] id="serve"
 KEEP = False  # True: the page stays open until you interrupt the kernel (the square button)
 
 
@@ -1366,7 +1366,7 @@ for name in names:
 # %% id="field-predict"
 predict("inference.p_turns")
 
-# %% id="field-cost"
+# %% tags=["slide"] id="field-cost"
 turns = np.arange(20)
 anew, kept = np.cumsum(60 * turns + 30), 30 * (turns + 1)
 reveal("inference.p_turns", int(anew[-1]))
@@ -1383,7 +1383,7 @@ print(f"with a cache that stays: {kept[-1]}; anew, {anew[-1] // kept[-1]} times 
 # we can make the mistake: prompts of sums, cut into parts of 2, 4, 8 or 16 tokens.
 
 
-# %% id="trap"
+# %% tags=["slide"] id="trap"
 extend = compiled(gpt.extend)
 
 
@@ -1456,7 +1456,7 @@ quiz("inference.q_smear")
 # *every way to cut the same text into parts gives the same logits.* Your `decode` was checked like this (five tokens from
 # nothing, against the whole text), and so is the library's `extend`.
 
-# %% [markdown] id="takeaway"
+# %% [markdown] tags=["slide"] id="takeaway"
 # > **Takeaway.** A decode step reads all weights once and every row's cache: its time is bytes over bandwidth, so rows
 # > share the weights until their caches weigh more, or arithmetic binds. A cache is a ring for each window layer, with a
 # > position for each row, and writes beyond its end are silent. Sample only ids that have a text. Read what a model

@@ -443,7 +443,7 @@ def test_pyproject_has_the_owners_packages_and_extras() -> None:
     names = {re.split(r"[\[<>=!~; ]", line)[0] for line in PROJECT["dependencies"]}
     assert {"jupyterlab", "jupytext", "jax", "flax", "optax", "torch", "matplotlib", "ipywidgets", "papermill"} <= names
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"tpu", "cuda12", "cuda13", "wandb", "nbgrader", "cloud", "store", "dev"}
+    assert set(extras) == {"tpu", "cuda12", "cuda13", "wandb", "nbgrader", "cloud", "site", "store", "dev"}
     jax = next(line for line in PROJECT["dependencies"] if line.startswith("jax"))
     for name in ("tpu", "cuda12", "cuda13"):
         assert extras[name] == [jax.replace("jax", f"jax[{name}]", 1)]  # the plugin comes with JAX, at JAX's version

@@ -80,6 +80,30 @@ def pull(args: argparse.Namespace) -> None:
     print(pull(source, Path(args.file) if args.file else path) or f"{path.name} holds nothing that its source lacks")
 
 
+def course_map(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.coursemap import print_map
+
+    print_map(args.save or "")
+
+
+def glossary(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.glossary import as_text, find, terms
+
+    print(as_text(find(args.term) if args.term else terms()))
+
+
+def site(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.site.build import print_site
+
+    print_site(args.folder, args.view, args.fast, args.chapters, args.reuse)
+
+
+def slides(args: argparse.Namespace) -> None:
+    from nanochat_lib.course.site.slides import print_slides
+
+    print_slides(args.chapter or "", args.folder, args.fast, args.reuse)
+
+
 def build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="write nothing, fail if a chapter is out of date")
 
@@ -120,6 +144,39 @@ def pull_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--file", metavar="PATH", help="this notebook instead of the one in chapters/")
 
 
+def map_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", metavar="FILE", help="also draw it, as .svg or .png")
+
+
+def glossary_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("term", nargs="?", metavar="TERM", help="only this term, or those that hold the word")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fast", action="store_true", help="run the chapters in fast mode, to see how it looks")
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="keep outputs although the library changed, where the chapter's code did not",
+    )
+
+
+def site_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", default="build/site", metavar="DIR", help="default: build/site")
+    parser.add_argument(
+        "--view", choices=("learner", "instructor", "both"), default="learner",
+        help="DIR/learner without answers (default), DIR/instructor with everything, or both",
+    )  # fmt: skip
+    parser.add_argument("--chapters", default="", metavar="NN,NN", help="only these, by number or topic")
+    _run_options(parser)
+
+
+def slides_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("chapter", nargs="?", metavar="NN", help="only this chapter, by number or topic")
+    parser.add_argument("folder", nargs="?", default="build/slides", metavar="DIR", help="default: build/slides")
+    _run_options(parser)
+
+
 def no_options(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -133,6 +190,10 @@ ACTIONS = {
     "bundle": (bundle, bundle_options, "pack what learners get, without any answer"),
     "mutants": (mutants, mutants_options, "try right and wrong answers on every check"),
     "execute": (execute, execute_options, "run a chapter's notebook in a fresh kernel and look at what it shows"),
+    "map": (course_map, map_options, "show the chapters, what each uses, and how long it takes"),
+    "glossary": (glossary, glossary_options, "say what the field's terms mean"),
+    "site": (site, site_options, "build the course as a read-only site"),
+    "slides": (slides, slides_options, "make slides from the cells tagged slide"),
     "pull": (pull, pull_options, "show what an edited notebook would change in its source"),
 }
 

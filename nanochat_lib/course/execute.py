@@ -21,6 +21,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 ADDRESS = re.compile(r"\bat 0x[0-9a-f]{6,}|<[\w.]+ object at 0x")
 GUARD = "course-guard"  # ids of the two cells that are put in, and taken out again
 METER = "course-meter"
+GIVEN = "course-given"  # one more, with values for the parameters
 GUARD_SOURCE = '''
 import sys as _sys, warnings as _warnings
 _warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
@@ -57,10 +58,14 @@ class Execution:
     errors: list[tuple[object, str]] = field(default_factory=list)  # (cell, "NotImplementedError: …")
 
 
-def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home: Path | None = None) -> Execution:
+def execute(
+    path: Path, strict: bool, fast: bool = True, limit: int = 600, home: Path | None = None,
+    given: dict[str, object] | None = None,
+) -> Execution:  # fmt: skip
     """Runs the notebook at `path`. `strict`: the solved one, whatever fails raises there; `limit`: seconds a cell.
 
-    `home` is the learner's folder (default: an empty one that is gone afterwards).
+    `home` is the learner's folder (default: an empty one that is gone afterwards); `given` are values for parameters,
+    set after the cell tagged parameters.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -68,6 +73,11 @@ def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home:
     notebook = nbformat.read(path, 4)
     new = nbformat.v4.new_code_cell
     more = f"from nanochat_lib.course.rules import add_checks as _add\n_add({str(path.resolve().parents[1])!r})\n"
+    for i, cell in enumerate(notebook.cells if given else []):
+        if "parameters" in cell.metadata.get("tags", []):
+            source = "".join(f"{name} = {value!r}\n" for name, value in given.items())
+            notebook.cells.insert(i + 1, new(source, id=GIVEN))
+            break
     notebook.cells = [new(GUARD_SOURCE + more, id=GUARD), *notebook.cells, new(METER_SOURCE, id=METER)]
     with tempfile.TemporaryDirectory(prefix="course-") as scratch:
         environment = os.environ | {
@@ -94,6 +104,7 @@ def execute(path: Path, strict: bool, fast: bool = True, limit: int = 600, home:
     guard = notebook.cells.pop(0)
     if guard.outputs:
         raise UserError(f"{path.name}: the kernel did not start as it should: {guard.outputs[0]}")
+    notebook.cells = [cell for cell in notebook.cells if cell.id != GIVEN]
     peak = int(meter[0].text) * (1 if os.uname().sysname == "Darwin" else 1024) / 1e9 if meter else 0.0
     done = Execution(notebook, seconds, peak)
     for cell in notebook.cells:

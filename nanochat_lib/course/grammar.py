@@ -9,8 +9,9 @@
         return …
         # --- end
 
-Cells tagged `hidden` are for instructors only; what cells tagged `setup` define, exercises may use. Text in, cells out,
-and back; files are build.py's matter, and what belongs to an exercise is rules.py's.
+Cells tagged `hidden` are for instructors only; what cells tagged `setup` define, exercises may use. Cells tagged
+`slide` make the chapter's slides, so they are neither hidden nor exercises. Text in, cells out, and back; files are
+build.py's matter, and what belongs to an exercise is rules.py's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HEADER = """\
 # Another name of the kernel, as other Jupyters write it, is read too.
 HEADER_READ = re.compile(re.escape(HEADER).replace(re.escape("Python 3 (ipykernel)"), r"[^\n]*"))
 KINDS = {"": "code", "[markdown]": "markdown", "[raw]": "raw"}
-TAGS = ("parameters", "setup", "exercise", "hidden", "hide-input", "raises-exception", "skip-execution")
+TAGS = ("parameters", "setup", "exercise", "hidden", "slide", "hide-input", "raises-exception", "skip-execution")
 KEYS = ("tags", "id", "points", "minutes", "level", "library", "nbgrader")  # nbgrader: written by the build only
 EXERCISE_KEYS = ("id", "points", "minutes", "level")
 EXERCISE_ONLY = ("points", "minutes", "level", "library")
@@ -128,6 +129,8 @@ def _check(cell: Cell, name: str) -> None:
     tags = cell.tags
     if not isinstance(tags, list) or set(tags) - set(TAGS):
         raise UserError(f"{where}: tags {tags!r} are not all known; known: {', '.join(TAGS)}")
+    if "slide" in tags and {"hidden", "exercise"} & set(tags):
+        raise UserError(f"{where}: a slide shows neither exercises nor hidden cells; tag a cell that explains or draws")
     if "exercise" in tags:
         if missing := [key for key in EXERCISE_KEYS if key not in cell.metadata]:
             raise UserError(f"{where}: the exercise lacks {', '.join(missing)}")

@@ -42,14 +42,8 @@ def write_bundle(root: Path, target: Path) -> int:
 
 def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
     """Lines naming the files of the learner's bundle that show an answer, hidden text or outputs."""
-    whole: dict[str, tuple[str, str]] = {}  # what to look for -> chapter, how the message calls it
-    hidden: dict[str, tuple[str, str]] = {}
-    single: dict[str, tuple[str, str]] = {}
-    for stem, cells in chapters.items():
-        for text in secrets(cells):
-            whole[_squeeze(text)] = stem, text.strip().split("\n")[0]
-            single |= {_squeeze(line): (stem, line.strip()) for line in text.split("\n") if _telling(line)}
-        hidden |= {_squeeze(c.source): (stem, c.source.split("\n")[0]) for c in cells if "hidden" in c.tags}
+    whole, single = answers(chapters)
+    hidden = {_squeeze(c.source): (s, c.source.split("\n")[0]) for s, cells in chapters.items() for c in _hidden(cells)}
     library = _library(root)
     elsewhere = {needle: found for needle, found in single.items() if needle not in library} | whole
     problems = []
@@ -68,11 +62,34 @@ def leaks(root: Path, chapters: dict[str, list[Cell]]) -> list[str]:
             text, outputs = _strings(path, text)
             if outputs:
                 problems.append(f"{name} holds outputs")
-        squeezed = _squeeze(text)
-        found = {wanted[needle] for needle in wanted if len(needle) >= SHORTEST and needle in squeezed}
-        for stem, line in {stem: (stem, line) for stem, line in sorted(found)}.values():
-            problems.append(f"{name} shows an answer or hidden text of {stem} (`{line}`)")
+        problems += shown(name, text, wanted)
     return problems
+
+
+def answers(chapters: dict[str, list[Cell]]) -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]:
+    """What must not be shown, without spaces: whole solutions and hidden cells, and telling lines of them.
+
+    Each points at its chapter and at how a message calls it.
+    """
+    whole: dict[str, tuple[str, str]] = {}
+    single: dict[str, tuple[str, str]] = {}
+    for stem, cells in chapters.items():
+        for text in secrets(cells):
+            whole[_squeeze(text)] = stem, text.strip().split("\n")[0]
+            single |= {_squeeze(line): (stem, line.strip()) for line in text.split("\n") if _telling(line)}
+    return whole, single
+
+
+def shown(name: str, text: str, wanted: dict[str, tuple[str, str]]) -> list[str]:
+    """Lines saying what of `wanted` a text shows, one for each chapter. `name` is how messages call the text."""
+    squeezed = _squeeze(text)
+    found = {wanted[needle] for needle in wanted if len(needle) >= SHORTEST and needle in squeezed}
+    one = {stem: (stem, line) for stem, line in sorted(found)}
+    return [f"{name} shows an answer or hidden text of {stem} (`{line}`)" for stem, line in one.values()]
+
+
+def _hidden(cells: list[Cell]) -> list[Cell]:
+    return [cell for cell in cells if "hidden" in cell.tags]
 
 
 def _library(root: Path) -> str:

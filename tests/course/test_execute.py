@@ -27,13 +27,16 @@ def done(tmp_path_factory):
         "stderr": "import sys\nprint('careful', file=sys.stderr)",
         "volatile": "display({'text/plain': '3 s'}, metadata={'course': {'volatile': True}}, raw=True)",
         "good": "display({'image/png': 'aGk=', 'text/plain': 'y'}, metadata={'image/png': {'alt': 'a'}}, raw=True)",
+        "defaults": "size = 'small'",
+        "asked": "size",
         "memory": "x = bytearray(600_000_000); x[::4096] = b'1' * len(x[::4096]); 7",
     }  # fmt: skip
     notebook = new.new_notebook(cells=[new.new_code_cell(source, id=name) for name, source in cells.items()])
+    notebook.cells[-3].metadata["tags"] = ["parameters"]
     path = tmp_path_factory.mktemp("run") / "chapters" / "x.ipynb"
     path.parent.mkdir()
     nbformat.write(notebook, path)
-    return execute(path, strict=True)
+    return execute(path, strict=True, given={"size": "huge"})
 
 
 def test_errors_are_kept_with_their_cells(done):
@@ -58,3 +61,8 @@ def test_texts_to_compare_leave_out_what_changes(done):
 def test_time_and_memory_are_measured(done):
     assert 0.6 < done.peak_gb < 2 and 0 < done.seconds < 300
     assert [cell.id for cell in done.notebook.cells][:2] == ["network", "lookup"]  # what was put in is out again
+
+
+def test_given_values_stand_in_for_parameters_and_leave_no_cell(done):
+    assert dict(lasting(done.notebook))["asked"] == "'huge'"
+    assert [cell.id for cell in done.notebook.cells][-3:] == ["defaults", "asked", "memory"]
