@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanochat_lib.errors import UserError
@@ -148,12 +148,18 @@ def torch_head(x, head, targets, weights, vocab):
     return terms.sum().item(), terms.abs().sum().item(), [a.grad.numpy() for a in (x, head, weights)]
 
 
+def off_by(got, expected):
+    """Largest difference, relative to the largest entry where that is above 1: what is added up has entries near 1."""
+    return np.abs(np.asarray(got, np.float64) - expected).max() / max(np.abs(expected).max(), 1.0)
+
+
 def off(got, expected):
     """Largest difference relative to the largest entry."""
     return np.abs(np.asarray(got, np.float64) - expected).max() / max(np.abs(expected).max(), 1e-30)
 
 
 @settings(max_examples=12, deadline=None)
+@example(seed=1_361_889_699, shape=(1,), channels=1, vocab=2, extra=0, masked=0.0, chunks=1, weighted=False)
 @given(
     seed=st.integers(0, 2**31),
     shape=st.one_of(st.tuples(st.integers(1, 24)), st.tuples(st.integers(1, 4), st.integers(1, 11))),
@@ -167,10 +173,10 @@ def off(got, expected):
 def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     seed, shape, channels, vocab, extra, masked, chunks, weighted
 ):
-    """1e-6, of the largest entry for gradients. Largest seen in 60 such draws: loss 2.7e-7, gradients 4.0e-7.
+    """1e-6, for gradients of the largest entry or of 1.
 
-    Where every target's probability is near 1, the gradient is a difference of two numbers near 1 and its largest entry
-    is small itself: 1.2e-6 was seen with three classes. Hence 2e-6 for gradients below a tenth.
+    Where a target's probability is near 1, its gradient is a difference of two numbers near 1, each with its own
+    rounding: 2.9e-6 of an entry of 0.03 was seen with two classes, which is 8.8e-8.
     """
     x, head, targets, weights = draw_head(seed, shape, channels, vocab, extra, masked)
     if not weighted:
@@ -181,14 +187,14 @@ def test_head_loss_and_gradients_equal_torch_in_float64_and_the_plain_form(
     assert loss.dtype == jnp.float32 and count.dtype == jnp.int32 and int(count) == (targets >= 0).sum()
     assert abs(float(loss) - expected) <= 1e-6 * max(size, 1.0)
     for a, b in zip(got, gradients, strict=False):
-        assert a.shape == b.shape and off(a, b) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
+        assert a.shape == b.shape and off_by(a, b) <= 1e-6
     assert not np.asarray(got[1])[vocab:].any()
 
     plain = lambda x, head: cross_entropy(softcap(x @ head[:vocab].T, CAP), targets, given_weights)[0]  # noqa: E731
     by_parts, plain_gradients = jax.jit(jax.value_and_grad(plain, (0, 1)))(x, head)
     assert abs(float(loss - by_parts)) <= 1e-6 * max(size, 1.0)
     for a, b in zip(got, plain_gradients, strict=False):
-        assert off(a, np.asarray(b, np.float64)) <= (2e-6 if np.abs(b).max() < 0.1 else 1e-6)
+        assert off_by(a, np.asarray(b, np.float64)) <= 1e-6
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

@@ -330,19 +330,19 @@ def test_where_there_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(b'x') * (50 << 20); time.sleep(30)"])
+    code = "import time; x = bytearray(b'x') * (50 << 20); print('all of it', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 20
-        while processes.memory([child.pid], 0) < 50 * MIB and time.monotonic() < deadline:
-            time.sleep(0.05)
+        child.stdout.readline()  # from now on it does not grow
         exact = processes.memory([child.pid], 0)
+        assert exact > 50 * MIB
         assert child.pid in processes.family(os.getpid())
         monkeypatch.setattr(processes, "PROC", False)
         assert child.pid in processes.family(os.getpid()) and child.pid in processes.children(os.getpid())
         assert abs(processes.memory([child.pid], 0) - exact) < 5 * MIB
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
