@@ -354,7 +354,7 @@ progress()
 # %% [markdown] id="lesson-title" tags=["slide"]
 # ## Field lesson: thirty per cent of a run that hardly moved
 #
-# A public run of a 3.8-billion-parameter model on eight rented chips cost about \$1,000 and took 43 hours. Its first
+# A public run of a 3.8-billion-parameter model on eight rented chips cost about 1,000 dollars and took 43 hours. Its first
 # attempt had failed. One reason its author gives: the learning rate followed half a cosine wave down to *zero*, and the
 # last 30 % of the steps had next to nothing left to learn with. The recipe that worked holds the rate and falls in a
 # straight line over the last half, to 5 % of the peak.
@@ -392,7 +392,7 @@ about(100 * shares["trapezoid"], 13.6, within=0.3, name="trapezoid, % of all mov
 _ = about(0.3 * 998, 300, within=2, name="what 30 % of such a run costs, $")
 
 # %% [markdown] id="lesson-words"
-# So about \$300 of chips would have bought 4 % of the movement. The lesson is not "never use a cosine": it is that two
+# So about 300 dollars of chips would have bought 4 % of the movement. The lesson is not "never use a cosine": it is that two
 # lines of arithmetic on a laptop show what a schedule spends where, *before* anything is rented. That is how this whole
 # course works.
 

@@ -761,8 +761,8 @@ if not fast():
 # **What it costs.** The flipped model is as good as the right one was after about 85 of its 600 steps: six sevenths of
 # the training are gone, and a model without any rotation is hardly worse. Yet the program runs and writes almost-words; it
 # looks like a badly trained model, so the search starts at the data and the optimiser. A public port of nanochat spent about
-# $275 and ten days on a regression that announced itself the same way, as a score that was just too low. Training again
-# under the other sign costs the whole run, about $48 on 8×H100; the repair is one line: exchange the two halves of each
+# 275 dollars and ten days on a regression that announced itself the same way, as a score that was just too low. Training again
+# under the other sign costs the whole run, about 48 dollars on 8×H100; the repair is one line: exchange the two halves of each
 # head's rows in c_q and c_k, and the flipped rotation computes the very same scores.
 #
 # **What finds it.** Not the loss of a fresh run, which is equally good under either sign. One comparison of *logits*

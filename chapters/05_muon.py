@@ -887,7 +887,7 @@ show(fig, alt="Share of Muon's FLOPs falls with the tokens on a device; dots mar
 # gets its own rows, gradients are averaged, and then **each device makes the same update**. Nothing is wrong with the
 # numbers. But every device orthogonalises all 168 matrices, and seven of eight do it for nothing. The run's notes:
 # Muon made a step about 25 % slower, about 4 % when the step was spread over 7 accumulated micro-batches; sharding the
-# work was not tried. The run took 43 hours and $998.
+# work was not tried. The run took 43 hours and 998 dollars.
 #
 # Can we get those two numbers from an exercise about matrix products? Guess the second: `predict("muon.p_share", …)`.
 
@@ -908,7 +908,7 @@ print(
 
 # %% [markdown] id="field-explain"
 # FLOPs alone explain most of what was measured, as if both kinds of products ran equally fast. More than an hour of
-# eight GPUs, some $30 of the bill, bought nothing.
+# eight GPUs, some 30 dollars of the bill, bought nothing.
 #
 # The cure: **deal the matrices out.** Gradients have to be averaged over the devices anyway. So average each matrix
 # only *on* the device that owns it (reduce-scatter), orthogonalise it there, and send the finished update to all

@@ -340,7 +340,7 @@ tables.figures_table(rl_stage.figures)
 # ## 7. Chat evaluation
 #
 # Three models, the same unseen questions. A task with offered answers is scored by likelihood, an open one by what
-# the model writes. The thin lines are one standard error: smaller differences mean nothing. *ChatCORE* is the mean of
+# the model writes. The thin lines are one standard error: less than two of them mean nothing. *ChatCORE* is the mean of
 # the centred scores.
 
 # %% id="chat"

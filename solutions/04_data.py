@@ -930,7 +930,7 @@ _ = about(tokens / of_a_shard, 172, within=2, name="shards for a d24 run")
 # ## 8. Field lesson: every micro-batch was the last one
 #
 # When nanochat was ported to TPUs, the port's model stayed at a CORE score of 0.08 to 0.13; nanochat had 0.26. No
-# error, no NaN, every shape right, the loss falling. It took ten days and about $275 of machine time to find.
+# error, no NaN, every shape right, the loss falling. It took ten days and about 275 dollars of machine time to find.
 #
 # The loader kept *one* array and filled it anew for each batch, which is fine as long as a batch is used before the
 # next one is asked for. A step, however, collects several micro-batches first.

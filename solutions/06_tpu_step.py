@@ -1340,7 +1340,7 @@ explore(
 # %% [markdown] id="field-look"
 # ## 9. Field lesson: three findings of one port
 #
-# The port at the top spent about $375 of its $2,500 on speed. Three of its findings, each of which you have now made on a
+# The port at the top spent about 375 of its 2,500 dollars on speed. Three of its findings, each of which you have now made on a
 # CPU.
 #
 # **One jit.** Utilisation rose from 16 to 22 % when the three functions became one. What share of the time had been

@@ -388,7 +388,7 @@ tasks = {
 for task in tasks.values():
     print(f"--- {task.label} ({task.kind}), example 0")
     for prompt in render(task, task.examples, 0):
-        print(repr(prompt if len(prompt) < 110 else "… " + prompt[-104:]))
+        print(repr(prompt if len(prompt) < 90 else "… " + prompt[-84:]))
 
 # %% [markdown] id="spans-text"
 # ## 4. Scored by hand
@@ -502,10 +502,8 @@ def logits_of(params, ids: np.ndarray) -> np.ndarray:
 def token_losses(params, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(nats, is it the first choice?) of ids[1:]."""
     logits = logits_of(params, ids)[:-1]
-    chosen = logits[np.arange(len(ids) - 1), ids[1:]]
-    return np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1) - chosen, logits.argmax(
-        1
-    ) == ids[1:]
+    chosen, top = logits[np.arange(len(ids) - 1), ids[1:]], logits.max(1)
+    return np.log(np.exp(logits - top[:, None]).sum(1)) + top - chosen, logits.argmax(1) == ids[1:]
 
 
 def encoded(task: CoreTask, index: int) -> list[np.ndarray]:
@@ -1194,7 +1192,7 @@ print(f"whole {accuracy['reading', WHOLE][-1]:.3f}, without BOS {one_less:.3f}")
 # | language identification | 99.7 % cut | +0.005, 14 % cut |
 # | CORE | 0.338 | 0.384 |
 # | loss | 2.0160 | 2.0164 |
-# | time and price | 35.9 h, $820 | 43 h, $998 |
+# | time and price | 35.9 h, 820 dollars | 43 h, 998 dollars |
 #
 # The losses agree to four digits: by the measure of pretraining it is the same model. 83 % of the difference in CORE
 # come from two tasks. 0.046 is nearly nine times the spread of a run of section 6: enough to declare a wrong winner with great
@@ -1212,7 +1210,8 @@ quiz("evaluation.q_cut")
 
 # %% [markdown] id="widget-text"
 # **Look for yourself.** Any example of the three tasks, any checkpoint, any context: which tokens surprise the model, which
-# are scored, and what was cut away. Pull the context down on `reading` and watch the framed token turn orange.
+# are scored, and what was cut away. Pull the context down on `reading` and watch the framed token turn orange. `option` is
+# which choice: `facts` has four, `whose` two, `reading` one. A context above the prompt's length cuts nothing.
 
 
 # %% tags=["slide"] id="widget"

@@ -1319,7 +1319,7 @@ def post(url, body):
 
 
 def serve(engine, keep):
-    """Starts the server, asks it one question, and stays if wanted: (page, events)."""
+    """Starts the server, asks it one question, and stays if wanted: (page, events, what the engine said)."""
     batching = OneAtATime(engine, tokenizer, CONTEXT)
     settings = Settings(max_tokens=64, temperature=0.7, top_k=20, title="my engine, chapter 10")
     try:
@@ -1327,29 +1327,31 @@ def serve(engine, keep):
             page = urllib.request.urlopen(url, timeout=60).read().decode()
             chat = [{"role": "user", "content": "How much is 97 + 86?"}]
             events = list(post(url, {"messages": chat, "temperature": 0, "max_tokens": 24}))
+            said = list(engine.said)
             if keep:
                 show(volatile(f"Open {url} in a browser on this machine. Interrupt the kernel to close it."))
                 with contextlib.suppress(KeyboardInterrupt):
                     threading.Event().wait()
     finally:
         batching.close()
-    return page, events
+    return page, events, said
 
 
 my_engine.said.clear()
-page, events = serve(my_engine, KEEP)
+page, events, said = serve(my_engine, KEEP)
 print("the page:", page[page.index("<title>") : page.index("</title>") + 8], f"and {page.count('<')} tags")
 for event in events[:4]:
     print("data:", json.dumps(event, ensure_ascii=False))
 print(f"… {len(events)} events; the last: {events[-1]}")
 streamed = "".join(event.get("token", "") for event in events)
 print("what came through the wire:", streamed)
-print("what your engine had said: ", tokenizer.decode([t for t in my_engine.said if t != END]))
+print("what your engine had said: ", tokenizer.decode([t for t in said if t != END]))
 
 # %% [markdown] id="serve-look"
 # The same text: what came through the wire is what your `decode`, `probabilities`, `tool_step` and `Parser` made. Now set
 # `KEEP = True`, run the cell again, open the address and talk to it. Try `/temperature 1.5`, and the Tokens panel. When the
-# notebook runs on another machine, forward the port first: `ssh -L 8000:127.0.0.1:PORT machine`.
+# notebook runs on another machine, forward the port first: `ssh -L 8000:127.0.0.1:PORT machine`. Set it back to `False`
+# before you run the whole notebook again: the cell would wait for you.
 
 # %% id="whose"
 names = ("held", "store_token", "cached_attention", "decode", "decode_floor", "probabilities", "tool_step", "parser")
@@ -1423,6 +1425,7 @@ where = np.arange(len(sizes))
 for shift, careful, colour, name in ((-0.2, True, BLUE, "smeared across the cut"), (0.2, False, RED, "not smeared")):
     left.bar(where + shift, [apart[size, careful] for size in sizes], 0.38, color=colour, label=name)
     right.bar(where + shift, [100 * marks[size, careful] for size in sizes], 0.38, color=colour)
+    right.set_ylim(0, 105)
 for ax in (left, right):
     ax.set_xticks(where, sizes)
 left.set_yscale("log")

@@ -10,8 +10,8 @@
 # # Scale and cost
 #
 # On January 7, 2026 nanochat's author laid a curve through eleven small runs and read from it what it would take to
-# match GPT-2: depth 38, 22.7 hours, $546. He called it a long extrapolation himself. On January 29 a depth of 24 did
-# it, in 3 hours, for $73. **What may you ask of a curve through small runs, and what will a run cost that has to be
+# match GPT-2: depth 38, 22.7 hours, 546 dollars. He called it a long extrapolation himself. On January 29 a depth of 24 did
+# it, in 3 hours, for 73 dollars. **What may you ask of a curve through small runs, and what will a run cost that has to be
 # paid for?**
 #
 # After this chapter you can
@@ -168,7 +168,7 @@ fig, ax = new_figure(height=2.7, width=5.6)
 lines = (("parameters", ORANGE, "s", 0), ("tokens (and scaling parameters)", GREEN, "D", 2), ("FLOPs", BLUE, "o", 3))
 for name, colour, marker, column in lines:
     values = [sizes[depth][column] / sizes[12][column] for depth in DEPTHS]
-    slope = math.log(values[-1] / values[2]) / math.log(32 / 12)
+    slope = math.log2(values[5] / values[2])  # depth 24 beside 12
     ax.plot(DEPTHS, values, color=colour, marker=marker, markersize=4, label=f"{name}, about depth^{slope:.1f}")
 ax.set_xscale("log")
 ax.set_yscale("log")
@@ -572,7 +572,7 @@ _ = about(np.abs(small_law(spent[7:]) - measured[7:]).max(), 0.0036, 0.001, "bit
 # %% [markdown] id="published-explain"
 # On its own ground, over less than one decade, a law is good to half a per cent. So the author went on to CORE, the
 # score that counts, with the same form and no floor. His post gives $\mathrm{CORE} = 1 - 3.7555\,x^{-0.0344}$. It put
-# GPT-2's 0.2565 at d38, 22.7 hours, $546. Two larger runs of his are public with FLOPs and score. Do they lie on it?
+# GPT-2's 0.2565 at d38, 22.7 hours, 546 dollars. Two larger runs of his are public with FLOPs and score. Do they lie on it?
 
 # %% id="core"
 core = np.array([score for *_, score in JANUARY])
@@ -657,7 +657,7 @@ _ = about(
 #
 # ## 6. Machines that are taken away
 #
-# A **spot** machine costs a fifth (v6e, June 2026: $0.54 a chip and hour instead of $2.70), and may be taken back at
+# A **spot** machine costs a fifth (v6e, June 2026: 0.54 dollars a chip and hour instead of 2.70), and may be taken back at
 # any minute. How often? The port says: once in its last 12.19 hours. What does one event tell about a rate?
 
 # %% id="mtbf"
@@ -946,8 +946,8 @@ print(f"cheapest at {least / 60:.0f} minutes; Young's interval costs {100 * (rat
 # %% [markdown] id="interval-explain"
 # Three things to see. The valley is *flat*: between 15 and 60 minutes the bill changes by a few per cent, so a badly
 # known rate does little harm. Its right side is steep: saving only at the end nearly doubles the mean. And it widens
-# the band: with a save every 31 minutes nine runs in ten stay below $33, with one save at the end the tenth pays
-# about three times as much. Checkpoints are an insurance, too. Even so, spot is cheaper than $119 throughout.
+# the band: with a save every 31 minutes nine runs in ten stay below 33 dollars, with one save at the end the tenth pays
+# about three times as much. Checkpoints are an insurance, too. Even so, spot is cheaper than 119 dollars throughout.
 
 # %% tags=["slide"] id="regret"
 for hours in (shortest, 12.19, longest):
@@ -968,8 +968,8 @@ _ = about(100 * (bills[0] / bills[1] - 1), 4.9, 0.3, "% too much, if failures ar
 quiz("scale.q_spot")
 
 # %% [markdown] id="budget-look"
-# **A plan for $100.** Which depth can you afford, at 9.5 tokens a scaling parameter? Machines: a v6e-8, spot (a
-# failure every 4 hours, asked for as above) or on demand, at 24.5 % MFU; 8×H100 at $24, at 50 %.
+# **A plan for 100 dollars.** Which depth can you afford, at 9.5 tokens a scaling parameter? Machines: a v6e-8, spot (a
+# failure every 4 hours, asked for as above) or on demand, at 24.5 % MFU; 8×H100 at 24 dollars an hour, at 50 %.
 
 # %% tags=["slide"] id="budget"
 MACHINES = {
@@ -997,11 +997,11 @@ for name, (chip, utilisation, terms) in MACHINES.items():
 # ### Plan your own run
 #
 # On the command line it is `nanochat plan --preset tpu-v6e-8-d24 --spot --mtbf-hours 4 --wait-minutes 30`. Here, move
-# the dials. Where does spot stop being worth it? What does a save of ten minutes do?
+# the dials. Where does spot stop being worth it? What does a save of ten minutes do? On demand nothing is taken away:
+# there the failures' dial does nothing, and only the end is saved.
+
 
 # %% id="widget"
-
-
 def planner(depth, machine, mtbf_hours, save_seconds, granted):
     chip, utilisation, _ = MACHINES[machine]
     is_spot = machine.endswith("spot")
@@ -1014,7 +1014,7 @@ def planner(depth, machine, mtbf_hours, save_seconds, granted):
     parts = {
         "training": work,
         "saves": saves,
-        "set-up, again": cost.paid - work - saves,
+        "set-up, repeated work": cost.paid - work - saves,
         "waiting": cost.wall - cost.paid,
     }
     fig, (left, right) = new_figure(1, 2, height=2.9)
@@ -1029,7 +1029,8 @@ def planner(depth, machine, mtbf_hours, save_seconds, granted):
     tried = np.unique(work / np.arange(1, 120))
     bills = [expected_cost(work, t, save_seconds, SETUP, mtbf, wait).paid / HOUR * bare.usd_hour for t in tried]
     right.plot(tried / 60, bills, color=ORANGE)
-    right.plot(interval / 60, cost.paid / HOUR * bare.usd_hour, "o", color=RED, label=f"every {interval / 60:.0f} min")
+    said = f"every {interval / 60:.0f} min" if is_spot else "saved at the end only"
+    right.plot(interval / 60, cost.paid / HOUR * bare.usd_hour, "o", color=RED, label=said)
     right.set_xscale("log")
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     right.set_ylim(0, min(max(bills), 4 * min(bills)) * 1.1)
@@ -1050,8 +1051,8 @@ explore(
 # %% [markdown] id="game-look"
 # ## 8. Five incidents: find the fault
 #
-# Machines that are taken away are nobody's fault. The port also had **five incidents** that were: about $585
-# together, of $2,500 in all. They are public; the lines below were written for this chapter, in this library's
+# Machines that are taken away are nobody's fault. The port also had **five incidents** that were: about 585
+# together, of 2,500 dollars in all. They are public; the lines below were written for this chapter, in this library's
 # format. For each: read, decide what has happened, answer (`quiz("scale.q_incident_1", "a")`), and only then run the
 # cell that shows the guard.
 #
@@ -1064,8 +1065,8 @@ print("""\
 02:31:55  new machine, 8 devices; runs/d24 is there
 02:32:40  EOFError: No data left in file
 02:33:20  EOFError: No data left in file
-base/step_004500   params.npz  5,536,488,960 bytes   optimizer.npz  8,203,118,592 bytes
-base/step_005000   params.npz              0 bytes   optimizer.npz  8,203,118,592 bytes""")
+base/step_00004500   params.npz  5,536,488,960 bytes   optimizer.npz  8,203,118,592 bytes
+base/step_00005000   params.npz              0 bytes   optimizer.npz  8,203,118,592 bytes""")
 quiz("scale.q_incident_1")
 
 # %% id="guard-1"
@@ -1175,7 +1176,7 @@ _ = about(3850 * 2.876 / HOUR * spot.usd_hour, 13.3, 0.1, "dollars for steps tha
 # A preset that rents a machine does not start without `ops.durable`, a place that outlives it, or a word of consent
 # (`nanochat_lib/durable.py`). Every save is copied there while training goes on.
 #
-# ## 9. Field lesson: eighty times the same pages
+# ## 9. Field lesson: a splendid training loss
 #
 # **Incident 5** you produce yourself. The port's first d24 ended with 1.00 bits per byte and a CORE of 0.13, where a
 # sound run of that size has 0.72 and 0.27. Below are the two curves of such a run, at your laptop's scale; the other
@@ -1202,10 +1203,10 @@ show(
     alt="Left: training bits per byte fall far below those of held-out text, which rise again after a quarter of the steps. "
     "Right: both fall together to the end.",
 )
-reveal("scale.p_repeat", round(again_run["bpb"], 2))
 quiz("scale.q_incident_5")
 
 # %% id="incident-5-numbers"
+reveal("scale.p_repeat", round(again_run["bpb"], 2))
 print(f"held out: read once {once_run['bpb']:.2f}, read 80 times {again_run['bpb']:.2f} bits per byte")
 print(f"training, last steps: {np.mean(once_run['curve'][-20:]):.2f} and {np.mean(again_run['curve'][-20:]):.2f}")
 if not fast():
@@ -1216,7 +1217,7 @@ if not fast():
 # The port's loader had five shards. When they were used up it began again, without a word: 80 times. A run that
 # learns its pages by heart has a splendid training loss. Yours fares worse than the port's, because its pages are 44
 # rows of 64 bytes: in the end new text surprises it nearly as much as a model that knows nothing (8 bits). A look at
-# held-out text, even once, at a third of the way, would have stopped it. The port's next two runs cost about $205
+# held-out text, even once, at a third of the way, would have stopped it. The port's next two runs cost about 205 dollars
 # each.
 #
 # This is what the library says before step 0, if the run was to read as many tokens as those after it.
@@ -1301,7 +1302,7 @@ for kind, where in symptoms(log, 10.0):
 # ## 10. The 3.8B recipe, taken apart
 #
 # One engineer trained 3.848 billion parameters (28 layers of 3072, 24 query and 8 key/value heads, 14 value tables)
-# on 65.3 billion tokens, alone, on 8×B200: 43 hours, **$998**, CORE **0.384**. It is `gpu-8-little-lm` here. First,
+# on 65.3 billion tokens, alone, on 8×B200: 43 hours, **998 dollars**, CORE **0.384**. It is `gpu-8-little-lm` here. First,
 # do the published numbers agree with each other?
 
 # %% id="recipe-arithmetic"

@@ -72,8 +72,12 @@ def _ask(data: Prediction, said: str) -> None:
     handle = display(line(said), raw=True, display_id=True)
 
     def typed(change: dict) -> None:
-        if change["new"].strip():
-            emit(text := keep(data, read_guess(change["new"], data.unit)), words_html(text), handle=handle)
+        if not change["new"].strip():
+            return
+        guess = read_guess(change["new"], data.unit)
+        wrong = data.unit and isinstance(guess, str)
+        text = f"A number, please, in {data.unit}." if wrong else keep(data, guess)
+        emit(text, words_html(text), handle=handle)
 
     box.observe(typed, names="value")
 
@@ -121,5 +125,7 @@ def _plain(value: object) -> object:
 
 
 def _value(value: object, unit: str) -> str:
+    if isinstance(value, str):
+        return value  # in its own words, with its own unit or none
     text = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     return f"{text} {unit}".strip()

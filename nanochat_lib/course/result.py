@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from nanochat_lib.course.compare import Difference
+from nanochat_lib.course.showing import words_html
 
 PASSED, FAILED, NOT_ATTEMPTED, NOT_RUN = "passed", "failed", "not attempted", "not run"
 MARKS = {PASSED: "✓", FAILED: "✗", NOT_ATTEMPTED: "·", NOT_RUN: "–"}
@@ -45,7 +46,7 @@ class Row:
             ("likely cause", self.cause),
         ]
         if brief:
-            pairs = pairs[-3:] if self.where else pairs[2:]
+            pairs = pairs[-3:] if self.where and not self.where.startswith("raised at") else pairs[2:]
         return [(label, text) for label, text in pairs if text]
 
 
@@ -155,7 +156,7 @@ def _row_html(row: Row, brief: bool) -> str:
 
 def _detail_html(label: str, text: str) -> str:
     left = "text-align:left;vertical-align:top;padding:0 .8em 0 0;opacity:.75;white-space:nowrap"
-    shown = f"<b>{escape(text)}</b>" if label == "likely cause" else f"<code>{escape(text)}</code>"
+    shown = f"<b>{words_html(text)}</b>" if label == "likely cause" else f"<code>{escape(text)}</code>"
     return (
         f'<tr style="background:transparent"><td style="{left}">{escape(label)}</td>'
         f'<td style="text-align:left;padding:0;white-space:pre-wrap">{shown}</td></tr>'

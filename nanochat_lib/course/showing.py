@@ -136,4 +136,5 @@ def words_html(text: str) -> str:
     html = escape(text.strip())
     html = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html)
     html = re.sub(r"\*\*([^*\n]+)\*\*", r"<b>\1</b>", html)
+    html = re.sub(r"(?<![\w*])\*([^*\s][^*\n]*?)\*(?![\w*])", r"<i>\1</i>", html)
     return html.replace("\n\n", "<br><br>").replace("\n", "<br>")

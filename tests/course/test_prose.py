@@ -36,6 +36,25 @@ def test_sentences_are_short_and_cells_hold_one_idea(stem):
     assert (long, full) == ([], [])
 
 
+def amounts(markdown: str) -> list[str]:
+    """What a notebook would set as a formula although it is not one: two dollar amounts, and the words between them."""
+    text = re.sub(r"```.*?```|`[^`]*`|\$\$.*?\$\$", "", markdown, flags=re.DOTALL)
+    found = []
+    for block in re.split(r"\n\s*\n", text):
+        inside = re.split(r"\$", block)[1::2]
+        plain = [re.sub(r"\\[a-z]+(\{[^}]*\})?", "", part) for part in inside]
+        found += [part for part in plain if len(re.findall(r"[A-Za-z]{3,}", part)) > 1]
+    return found
+
+
+@pytest.mark.parametrize("stem", CHAPTERS)
+def test_no_amount_of_money_becomes_a_formula(stem):
+    found = [(c.metadata.get("id"), a) for c in CHAPTERS[stem] if c.kind == "markdown" for a in amounts(c.source)]
+    assert found == []
+    assert amounts("It cost $30 in all, not $40, and\nmore.") == ["30 in all, not "]
+    assert amounts("With $\\text{all of them}$ and `$5 and more $` a $2^k$ is $x$.") == []
+
+
 def test_the_counter_counts_sentences():
     text = (
         "# A title\n\nOne two `x y z` three. Four\nfive:\n\n- six\n- seven eight\n\n> nine\n\n| a | b |\n\n$$ x + y $$"

@@ -351,14 +351,14 @@ EXERCISES = [
         ],
         causes=[
             suspect(
-                "the mean of a question's own answers (axis 1), not of all questions' i-th answers",
+                "the mean of a question's own answers (axis 1): here other questions' answers are in it",
                 lambda rewards: rewards - rewards.mean(axis=0, keepdims=True),
             ),
             suspect(
                 "every question has a mean of its own; the mean of all rewards praises easy questions",
                 lambda rewards: rewards - rewards.mean(),
             ),
-            suspect("do not divide by the deviation: section 3 shows what that weighs", standardised),
+            suspect("do not divide by the deviation: the next cell shows what that weighs", standardised),
             suspect("better than the mean is positive", lambda rewards: -rollouts.advantages(rewards)),
         ],
         hints=[
@@ -581,18 +581,18 @@ PREDICTIONS = [
         "rl.p_group",
         "A group of 4 samples with its own mean as baseline: how large is the expected gradient, as a share of the"
         " exact one?",
-        unit="percent",
+        unit="%",
     ),
     Prediction(
         "rl.p_dead",
         "A model gets 4.55 % of the questions right, each with that same chance. In what share of groups of 16 samples"
         " is no answer right?",
-        unit="percent",
+        unit="%",
     ),
     Prediction(
         "rl.p_hack",
         "Rewarded whenever the right digit stands anywhere in the answer, the policy reaches a reward near 1. What"
         " share of its answers is right?",
-        unit="percent",
+        unit="%",
     ),
 ]
