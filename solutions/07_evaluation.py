@@ -276,19 +276,19 @@ quiz("evaluation.q_loss")
 # arXiv:2406.11794). A base model does not answer questions, it goes on with text. So each question is written as a text
 # whose continuation is the answer, with solved examples in front: the **shots**. There are three kinds.
 #
-# | kind | what is offered | scored | tasks of CORE | example |
-# |---|---|---|---|---|
-# | `multiple_choice` | one question, several answers | the answer | 11 | ARC, HellaSwag, BoolQ |
-# | `schema` | several beginnings, one end | the end | 2 | Winograd, Winogrande |
-# | `language_modeling` | nothing | the words that must come | 9 | SQuAD, LAMBADA, Jeopardy |
+# | kind | what is offered | scored | prompts | tasks of CORE | example |
+# |---|---|---|---|---|---|
+# | `multiple_choice` | one question, several answers | the answer | one a choice | 11 | ARC, HellaSwag, BoolQ |
+# | `schema` | several beginnings, one end | the end | one a context | 2 | Winograd, Winogrande |
+# | `language_modeling` | nothing | the words that must come | without and with | 9 | SQuAD, LAMBADA, Jeopardy |
 #
 # With δ for the task's *delimiter* (a blank, or a line end and `Answer: `):
 #
 # ```
-# multiple_choice     query δ choices[gold] ⏎⏎           query δ choice                   one prompt a choice
-# schema              context_options[gold] δ continuation ⏎⏎    context δ continuation   one prompt a context
-# language_modeling   strip(context) δ continuation ⏎⏎   strip(context) δ [continuation]  without and with
-#                     └─ for every shot ─┘
+#                    for every shot                              then
+# multiple_choice    query δ choices[gold] ⏎⏎                    query δ choice
+# schema             context_options[gold] δ continuation ⏎⏎     context δ continuation
+# language_modeling  strip(context) δ continuation ⏎⏎            strip(context) δ [continuation]
 # ```
 #
 # `shots_for(index, len(examples), task.shots)` draws which examples are shown before number `index`, never itself, and

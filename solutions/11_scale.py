@@ -23,7 +23,8 @@
 # - tell five expensive incidents from their logs, and name the guard that prevents each;
 # - take a published recipe apart into what was measured and what was only believed.
 #
-# Seven exercises, about two hours in all. You train eleven small models, for which two cores are enough.
+# Seven exercises, about 115 minutes; with the reading some 160 minutes. You train eleven small models, for which two
+# cores are enough.
 
 # %% tags=["setup"] id="setup"
 import math

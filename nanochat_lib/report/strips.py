@@ -136,7 +136,7 @@ def advantage_plot(rewards: np.ndarray) -> Figure:
                     Rectangle((column - 0.46, row - 0.44), 0.92, 0.88, facecolor=tint, edgecolor=FAINT, lw=0.4)
                 )
                 text = f"{value:.0f}" if ax is left else f"{value:+.2f}" if value else "0"
-                ax.text(column, row, text, ha="center", va="center", fontsize=8, color=INK)
+                ax.text(column, row, text, ha="center", va="center", fontsize=7, color=INK)
             ax.set_xlim(-0.6, rewards.shape[1] - 0.4)
             ax.set_ylim(rewards.shape[0] - 0.4, -0.6)
             ax.set_xticks(range(rewards.shape[1]), range(1, rewards.shape[1] + 1))

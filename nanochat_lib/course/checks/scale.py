@@ -649,7 +649,7 @@ QUIZZES = [
         "The best law says 0.9 to 1 bits per byte for the FLOPs of a d12, and nanochat's d12 had 0.98. What follows?",
         [
             Option(
-                "Four laptop runs suffice to know a d12",
+                "A few laptop runs suffice to know a d12",
                 why="Look at the band: anything from 0.9 to 2 would have been 'predicted', too.",
             ),
             Option(
