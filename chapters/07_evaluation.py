@@ -841,7 +841,7 @@ if not fast():
     about(100 * max(accuracy["reading", SHORT][1:3]), 6, within=5, name="reading, cut, at steps 10 and 20, %")
     _ = about(100 * accuracy["facts", SHORT][-1], 99, within=3, name="facts, cut, %")
 
-# %% [markdown] id="artefact-look" tags=["slide"]
+# %% [markdown] id="artefact-look"
 # Read the right picture from left to right. The young model has not learned to read: it says any of sixteen things, and is
 # right by luck, in one answer of sixteen at steps 10 and 20. Then it learns that the answer **stands in the text**. From that
 # moment it answers from what is left in view, and there the right answer is not: it was cut. From step 40 on hardly one of 200

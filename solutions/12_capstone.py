@@ -6,7 +6,7 @@
 #     name: python3
 # ---
 
-# %% [markdown] tags=["slide"] id="title"
+# %% [markdown] id="title"
 # # Capstone: from raw text to a chat
 #
 # How much text, how many numbers and how many minutes does it take until a pile of random weights answers a question?
@@ -489,7 +489,7 @@ if small:
 #
 # Costs, capacity, and what happens when the machine is taken away: `docs/rented-machines.md`.
 
-# %% [markdown] tags=["slide"] id="next"
+# %% [markdown] id="next"
 # ## What you have seen
 #
 # - One objective, next-token prediction, gave language, facts and the form of a chat; only the data and the mask

@@ -51,6 +51,7 @@ def test_a_good_site_has_no_problems(tmp_path):
     site(
         tmp_path,
         '<a href="sub/a.html#top">in</a><a href="https://arxiv.org/abs/1?x=1#2">out</a><a href="#end">here</a>'
+        '<a href="#a%C2%B2">as written</a><h2 id="a%C2%B2">a²</h2><a href="#b%C2%B2">decoded</a><h2 id="b²">b²</h2>'
         '<a href="mailto:a@b.org">m</a><p id="end"></p><img src="a%20b.png" alt="words"><svg><title>t</title></svg>',
         head='<link rel="stylesheet" href="style.css?v=1"><link rel="canonical" href="https://a.org/">',
     )

@@ -126,12 +126,13 @@ def link_problem(href: str, path: Path, pages: dict[Path, Page]) -> list[str]:
         good = EXTERNAL.fullmatch(href) or href.startswith("javascript:void")
         return [] if good else [f"the link {href} is no web address"]
     target = path_of(href, path)
-    anchor = unquote(urlsplit(href).fragment)
+    written = urlsplit(href).fragment
+    anchors = {written, unquote(written)}  # a browser looks for the id as it is written, then decoded
     if target.is_dir():
         return [f"the link {href} leads to a folder, which shows nothing when the site is opened as files"]
     if not target.exists():
         return [f"the link {href} leads to no file"]
-    if anchor and target in pages and anchor not in pages[target].ids:
+    if written and target in pages and not anchors & set(pages[target].ids):
         return [f"the link {href} leads to no place on that page"]
     return []
 
