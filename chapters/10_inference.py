@@ -860,6 +860,14 @@ class Parser:
             value = left + right if sign == "+" else left - right
         return value
 
+    def product(self) -> Value:
+        """Signed values with `*`, `/` and `//` between them."""
+        raise NotImplementedError
+
+    def signed(self) -> Value:
+        """A counted value with any number of signs before it; only numbers have signs."""
+        raise NotImplementedError
+
     def counted(self) -> Value:
         value = self.atom()
         while self.take(".count("):
@@ -868,14 +876,6 @@ class Parser:
                 raise NoResult
             value = value.count(part)
         return value
-
-    def product(self) -> Value:
-        """Signed values with `*`, `/` and `//` between them."""
-        raise NotImplementedError
-
-    def signed(self) -> Value:
-        """A counted value with any number of signs before it; only numbers have signs."""
-        raise NotImplementedError
 
     def atom(self) -> Value:
         """A bracket; or a text without its quotes; or a number: float with a point, else int. 007 is none."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import CHIPS, PRICE_DATE, Chip
+from nanochat_lib.price import price_of
 from nanochat_lib.run_config import RunConfig
 from nanochat_lib.sizing import flops_per_token
 
 HOUR = 3600.0
+MOST_TIMES = 1000.0  # as long as without failures: nobody waits for such a run
 
 
 class Cost(NamedTuple):
@@ -135,6 +138,7 @@ class Plan(NamedTuple):
     expected: Cost  # in hours
     usd_hour: float | None
     usd: float | None
+    source: str  # where the price comes from, or why there is none
 
 
 def plan(
@@ -143,20 +147,41 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Pretraining of `config` on `devices` chips that reach the share `mfu` of their bfloat16 peak.
 
-    Without failures one checkpoint at the end is enough. Evaluation and the other stages come on top. A positive
-    `ops.usd_per_hour`, of the whole machine, stands in for the chip's price.
+    Without failures one checkpoint at the end is enough. Evaluation and the other stages come on top. What an hour
+    costs is price.price_of's answer. UserError for terms that describe no machine, and for machines on which the run
+    would not end in MOST_TIMES the time it takes without failures.
     """
-    if not 0 < mfu <= 1:
-        raise UserError(f"plan: an MFU of {mfu:g} is not a share of the chips' peak, use one above 0 and up to 1")
+    check_terms(devices, mfu, mtbf_hours, save_seconds, setup_minutes, wait_minutes)
     horizon = config.horizon()
     flops = flops_per_token(config.gpt_config()) * horizon.steps * horizon.batch_tokens
     work, mtbf = flops / (devices * chip.peak["bfloat16"] * mfu), mtbf_hours * HOUR
     interval = work if math.isinf(mtbf) else min(checkpoint_interval(save_seconds, mtbf), work)
     seconds = expected_cost(work, interval, save_seconds, setup_minutes * 60, mtbf, wait_minutes * 60)
-    price = chip.usd_hour_spot if spot else chip.usd_hour
-    rate = config.ops.usd_per_hour if config.ops.usd_per_hour > 0 else price and price * devices
+    if not seconds.paid <= MOST_TIMES * (work + setup_minutes * 60):
+        raise UserError(
+            f"plan: with a failure every {mtbf_hours:g} h this run practically never ends: set-up, work and a save "
+            "must pass without one; look for machines that last longer (--mtbf-hours)"
+        )
+    rate, source = price_of(replace(config.ops, spot=spot), chip, devices)
     cost = Cost(seconds.wall / HOUR, seconds.paid / HOUR, seconds.machines)
-    return Plan(work / HOUR, interval / 60, cost, rate, rate and rate * cost.paid)
+    return Plan(work / HOUR, interval / 60, cost, rate, rate and rate * cost.paid, source)
+
+
+def check_terms(
+    devices: int, mfu: float, mtbf_hours: float, save_seconds: float, setup_minutes: float, wait_minutes: float
+) -> None:
+    """UserError for the first number that describes no machine."""
+    if not 0 < mfu <= 1:
+        raise UserError(f"plan: an MFU of {mfu:g} is not a share of the chips' peak, use one above 0 and up to 1")
+    if devices < 1:
+        raise UserError(f"plan: {devices} devices train nothing, use 1 or more (--devices)")
+    if not mtbf_hours > 0:
+        raise UserError(f"plan: --mtbf-hours {mtbf_hours:g} is no time between failures, use one above 0, or none")
+    if not 0 <= save_seconds < math.inf or (save_seconds == 0 and math.isfinite(mtbf_hours)):
+        raise UserError(f"plan: --save-seconds {save_seconds:g} is no checkpoint's time, use one above 0")
+    for name, minutes in (("setup", setup_minutes), ("wait", wait_minutes)):
+        if not 0 <= minutes < math.inf:
+            raise UserError(f"plan: --{name}-minutes {minutes:g} is no time, use 0 or more")
 
 
 def print_plan(
@@ -164,17 +189,16 @@ def print_plan(
 ) -> None:
     """`nanochat plan`: the plan in words. `chip` and `devices` are the preset's own where they are not given."""
     chips = {known.name: known for known in CHIPS}
-    name, devices = chip or config.target.chip, devices or config.target.devices
+    name, devices = chip or config.target.chip, config.target.devices if devices is None else devices
     if name not in chips:
-        raise UserError(f"no peak is known of the chip {name!r}; use --chip with one of {', '.join(chips)}")
+        what = f"preset {config.preset} is for any chip" if name == "any" else f"no peak is known of the chip {name!r}"
+        raise UserError(f"plan: {what}; name one with --chip: {', '.join(chips)}")
     made, horizon = plan(config, chips[name], devices, mfu, spot=spot, **terms), config.horizon()
     often = "at the end" if math.isinf(terms["mtbf_hours"]) else f"every {made.interval_minutes:.0f} min"
-    if config.ops.usd_per_hour > 0:
-        price = f"${made.usd_hour:.2f} an hour, as ops.usd_per_hour says"
-    elif made.usd_hour:
-        price = f"${made.usd_hour:.2f} an hour, {'spot' if spot else 'on demand'} ({PRICE_DATE})"
-    else:
-        price = "unknown here; give it as -s ops.usd_per_hour=…"
+    hourly = f"{made.source}; give it as -s ops.usd_per_hour=…"
+    if made.usd_hour:
+        known = "as ops.usd_per_hour says" if config.ops.usd_per_hour > 0 else f"{made.source} ({PRICE_DATE})"
+        hourly = f"${made.usd_hour:.2f} an hour, {known}"
     lines = {
         "run": f"pretraining of {config.preset}: {horizon.steps:,} steps of {horizon.batch_tokens:,} tokens",
         "machine": f"{devices} × {name} at an MFU of {mfu:.1%}",
@@ -182,7 +206,7 @@ def print_plan(
         "save": often,
         "on average": f"{made.expected.paid:.1f} h paid, {made.expected.wall:.1f} h with waiting, "
         f"{made.expected.machines:.1f} machines",
-        "price": price,
+        "price": hourly,
         "in all": f"${made.usd:,.0f}, evaluation and the other stages not included" if made.usd else "?",
     }
     print("\n".join(f"{part:<12}{words}" for part, words in lines.items()))

@@ -108,15 +108,6 @@ class Parser:
             value = left + right if sign == "+" else left - right
         return value
 
-    def counted(self) -> Value:
-        value = self.atom()
-        while self.take(".count("):
-            part = self.bracketed()
-            if not isinstance(value, str) or not isinstance(part, str):
-                raise NoResult
-            value = value.count(part)
-        return value
-
     def product(self) -> Value:
         value = self.signed()
         while sign := self.take("*", "/", "//"):
@@ -132,6 +123,15 @@ class Parser:
         if signs:
             (value,) = numbers(value)
         return -value if signs.count("-") % 2 else value
+
+    def counted(self) -> Value:
+        value = self.atom()
+        while self.take(".count("):
+            part = self.bracketed()
+            if not isinstance(value, str) or not isinstance(part, str):
+                raise NoResult
+            value = value.count(part)
+        return value
 
     def atom(self) -> Value:
         if self.take("("):

@@ -1091,15 +1091,6 @@ class Parser:
             value = left + right if sign == "+" else left - right
         return value
 
-    def counted(self) -> Value:
-        value = self.atom()
-        while self.take(".count("):
-            part = self.bracketed()
-            if not isinstance(value, str) or not isinstance(part, str):
-                raise NoResult
-            value = value.count(part)
-        return value
-
     def product(self) -> Value:
         """Signed values with `*`, `/` and `//` between them."""
         # --- stub
@@ -1125,6 +1116,15 @@ class Parser:
             (value,) = numbers(value)
         return -value if signs.count("-") % 2 else value
         # --- end
+
+    def counted(self) -> Value:
+        value = self.atom()
+        while self.take(".count("):
+            part = self.bracketed()
+            if not isinstance(value, str) or not isinstance(part, str):
+                raise NoResult
+            value = value.count(part)
+        return value
 
     def atom(self) -> Value:
         """A bracket; or a text without its quotes; or a number: float with a point, else int. 007 is none."""

@@ -123,6 +123,35 @@ def test_the_command_says_what_the_plan_says(capsys) -> None:
     assert cli.main(["plan", "--preset", "tpu-v5p-8-d24"]) == 0
     assert re.search(r"^in all +\?$", capsys.readouterr().out, re.M)
     assert cli.main(["plan", "--preset", "cpu"]) == 2
-    assert "use --chip with one of" in capsys.readouterr().err
+    assert "preset cpu is for any chip; name one with --chip: " in capsys.readouterr().err
     assert cli.main(["plan", "--preset", "cpu", "--chip", "h100", "--devices", "8"]) == 0
     assert "8 × h100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--mtbf-hours 0", "--mtbf-hours 0 is no time between failures"),
+        ("--mtbf-hours=-1", "--mtbf-hours -1 is no time between failures"),
+        ("--mtbf-hours nan", "--mtbf-hours nan is no time between failures"),
+        ("--mtbf-hours 1e-9", "practically never ends"),
+        ("--mtbf-hours 4 --save-seconds 0", "--save-seconds 0 is no checkpoint's time"),
+        ("--save-seconds=-1", "--save-seconds -1 is no checkpoint's time"),
+        ("--save-seconds nan", "--save-seconds nan is no checkpoint's time"),
+        ("--devices 0", "0 devices train nothing"),
+        ("--devices=-3", "-3 devices train nothing"),
+        ("--mfu nan", "an MFU of nan is not a share"),
+        ("--setup-minutes=-5", "--setup-minutes -5 is no time"),
+        ("--wait-minutes inf", "--wait-minutes inf is no time"),
+        ("--chip abc", "no peak is known of the chip 'abc'"),
+    ],
+)
+def test_terms_that_describe_no_machine_are_one_line(options, words, capsys) -> None:
+    assert cli.main(["plan", "--preset", "tpu-v6e-8-d24", *options.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and words in err and err.count("\n") == 1
+
+
+def test_an_own_machine_costs_nothing_that_is_known(capsys) -> None:
+    assert cli.main(["plan", "--preset", "tpu-v6e-8-d24", "-s", "ops.usd_per_hour=0"]) == 0
+    assert re.search(r"^price +own machine", capsys.readouterr().out, re.M)

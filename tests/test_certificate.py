@@ -122,6 +122,9 @@ def test_standing_is_the_learners_record_and_outlives_a_move(tmp_path, monkeypat
     assert kept["passed"] == 1 and kept["exercises"] > 60 and kept["points"] == 2
     tokenizer = next(c for c in kept["chapters"] if c["number"] == "01")
     assert tokenizer["passed"] == 1 and sum(c["passed"] for c in kept["chapters"]) == 1
+    (tmp_path / standing.FILE).write_text("{")  # a damaged one is written anew, and the report goes on
+    standing.keep(tmp_path)
+    assert json.loads((tmp_path / standing.FILE).read_text()) == kept
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "another machine"))
     standing.keep(tmp_path)
     assert json.loads((tmp_path / standing.FILE).read_text()) == kept

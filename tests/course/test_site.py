@@ -15,7 +15,7 @@ from nbformat import v4
 from nanochat_lib.course.build import build, sources
 from nanochat_lib.course.grammar import HEADER, parse
 from nanochat_lib.course.site import book, executed, front, pages, verify
-from nanochat_lib.course.site.build import build_site, fresh
+from nanochat_lib.course.site.build import MARK, build_site, check_target, replace
 from nanochat_lib.errors import UserError
 
 PNG = (  # one grey pixel
@@ -311,13 +311,14 @@ def test_both_views_of_a_small_course(course, tmp_path, capfd):
         assert "uses 03" in "".join(verify.read(root / "map.html").text)
     assert any(url.split("?")[0].endswith(book.MATHJAX) for url in learner.loads)
     assert "ValueError" not in capfd.readouterr().err
-    # The second time nothing is executed; an answer that a cell's output shows is found, and no page of it stays.
+    # The second time nothing is executed; an answer that a cell's output shows is found, and the earlier site stays.
     kept = course / "build" / "course" / "executed"
     (planted,) = kept.glob("09_end.learner.fast.*.ipynb")
     planted.write_text(planted.read_text(encoding="utf-8").replace("something\\n", ANSWER + "\\n"), encoding="utf-8")
     with pytest.raises(UserError, match=r"chapters/09_end\.html shows an answer or hidden text of 03_pairs"):
         build_site(course, tmp_path / "site", views=("learner",), fast=True)
-    assert not (tmp_path / "site" / "learner").exists() and (tmp_path / "site" / "instructor").exists()
+    assert made["learner"].exists() and verify.leaks(made["learner"].parent, sources(course)) == []
+    assert not (course / "build" / "course" / "learner.html").exists() and made["instructor"].exists()
     assert "executing" not in capfd.readouterr().err
 
 
@@ -339,15 +340,31 @@ def test_a_chapter_that_is_out_of_date_or_unknown_is_refused(course, tmp_path, m
     page.write_text(text, encoding="utf-8")
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("years")
-    with pytest.raises(UserError, match="holds no site"):
-        fresh(tmp_path)
-    assert (tmp_path / "thesis.tex").exists()
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "index.html").write_text("x")
-    fresh(tmp_path / "old")
-    assert not list((tmp_path / "old").iterdir())
+@pytest.mark.parametrize("name", ["thesis.tex", "index.html"])
+def test_a_folder_with_other_files_is_left_alone(course, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(book, "need_packages", lambda: None)
+    (tmp_path / "learner").mkdir()
+    (tmp_path / "learner" / name).write_text("years")
+    with pytest.raises(UserError, match="holds no site; name another folder"):  # before anything is executed
+        build_site(course, tmp_path, views=("learner",))
+    assert (tmp_path / "learner" / name).read_text() == "years"
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file"):
+        check_target(tmp_path / "file")
+
+
+def test_a_finished_site_takes_the_place_of_an_earlier_one_also_after_a_kill(tmp_path):
+    target, made = tmp_path / "site" / "learner", tmp_path / "made"
+    for text in ("first", "second", "third"):
+        made.mkdir()
+        (made / MARK).touch()
+        (made / f"{text}.html").write_text(text)
+        for word in ("new", "old"):  # what a start that was killed while it replaced has left
+            (tmp_path / "site" / f".learner.{word}" / "half").mkdir(parents=True)
+        check_target(target)
+        replace(made, target)
+        assert sorted(p.name for p in target.iterdir()) == [MARK, f"{text}.html"] and not made.exists()
+        assert [p.name for p in (tmp_path / "site").iterdir()] == ["learner"]
 
 
 def test_the_settings_are_a_python_file_that_asks_for_nothing_from_elsewhere(tmp_path, monkeypatch):

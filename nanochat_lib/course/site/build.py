@@ -19,6 +19,7 @@ from nanochat_lib.progress import Progress
 
 WORK = Path("build") / "course"  # executed notebooks and what the pages are made from; never handed out
 TITLE = "Nanochat in JAX"
+MARK = ".nanochat-course-site"  # in every site's folder: only such a folder is ever replaced
 SHOWN = 12  # problems in one message
 
 
@@ -29,10 +30,13 @@ def build_site(
     """Writes target/learner and target/instructor; returns view -> its front page.
 
     `wanted` chapters only ("01", "muon"), else all. Chapters run in `root`/build/course and are kept there. UserError
-    for a chapter that is out of date or fails, and for anything in the pages that must not be there; the pages of that
-    view are then taken away.
+    for a chapter that is out of date or fails, and for anything in the pages that must not be there. A view's pages are
+    put in their place when they are whole and looked through; until then an earlier site stays as it is.
     """
     book.need_packages()
+    views = list(views)
+    for view in views:
+        check_target(target / view)
     build(check=True, root=root)
     chapters = sources(root)
     stems = [pick(name, list(chapters)) for name in wanted] or list(chapters)
@@ -59,19 +63,23 @@ def one_view(
     stops = coursemap.course_map(root)
     tried = [stem for stem in notebooks if (root / rules.CHECKS / f"{rules.topic(stem)}.py").exists()] if solved else []
     extras = wrong_answers(root, tried, reuse) if tried else {}
-    fresh(source)
+    made = root / WORK / f"{view}.html"
+    for folder in (source, made):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     book.write_settings(source, TITLE + (": instructor's view" if solved else ""))
     decks = {stem: notebook for stem, notebook in notebooks.items() if slides.has_slides(notebook)}
     write_pages(source, stops, notebooks, view, fast, set(decks), extras)
-    fresh(target)
-    book.make_html(source, target, root / WORK / f"{view}.doctrees")
-    slides.add_slides(decks, target / "slides", mathjax="../_static")
-    problems = verify.problems(target)
-    problems += [] if solved else verify.leaks(target, chapters)
+    book.make_html(source, made, root / WORK / f"{view}.doctrees")
+    slides.add_slides(decks, made / "slides", mathjax="../_static")
+    problems = verify.problems(made)
+    problems += [] if solved else verify.leaks(made, chapters)
     if problems:
-        shutil.rmtree(target)
+        shutil.rmtree(made)
         more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
         raise UserError(f"site, {view}: " + "".join(f"\n  {line}" for line in problems[:SHOWN] + more))
+    (made / MARK).touch()
+    replace(made, target)
     return target / "index.html"
 
 
@@ -117,14 +125,25 @@ def wrong_answers(root: Path, stems: list[str], reuse: bool) -> dict[str, dict[s
     return found
 
 
-def fresh(folder: Path) -> None:
-    """An empty folder. UserError for one that holds something that is not a site."""
-    if folder.exists():
-        known = {"index.html", "conf.py"}
-        if any(folder.iterdir()) and not known & {path.name for path in folder.iterdir()}:
-            raise UserError(f"{folder} is not empty and holds no site; name another folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+def check_target(folder: Path) -> None:
+    """UserError for a place that holds something that is not a site."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name another folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+        raise UserError(f"{folder} is not empty and holds no site; name another folder")
+
+
+def replace(made: Path, target: Path) -> None:
+    """Puts a finished site in the place of an earlier one; the copy between disks happens before anything goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (target.with_name(f".{target.name}.{word}") for word in ("new", "old"))
+    for left in (new, old):  # of a start that was killed here
+        shutil.rmtree(left, ignore_errors=True)
+    shutil.move(made, new)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def print_site(target: str, view: str, fast: bool, chapters: str, reuse: bool) -> None:
