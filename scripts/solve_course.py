@@ -22,12 +22,13 @@ from pathlib import Path
 
 from nanochat_lib import presets
 from nanochat_lib.cli import settings
-from nanochat_lib.course import grammar
+from nanochat_lib.course import grammar, state
 from nanochat_lib.course.build import sources
 from nanochat_lib.course.exercises import units
 from nanochat_lib.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+MARK = ".solved-course"
 TIMES = ("time", "seconds", "per_s", "mfu", "memory", "usd")  # in the names of figures that no two runs share
 
 
@@ -46,6 +47,7 @@ def main() -> int:
     if missing := sorted(set(args.chapters or []) - {stem[:2] for stem in found}):
         print(f"no chapter {missing[0]} with exercises; there are {', '.join(stem[:2] for stem in found)}")
         return 2
+    take(folder)
     problems = solve(folder, chosen)
     if not problems and not args.no_run:
         problems = run_both(folder, args.preset, args.set, all_of=len(chosen) == len(found))
@@ -54,15 +56,26 @@ def main() -> int:
     return 1 if problems else 0
 
 
+def take(folder: Path) -> None:
+    """Makes the folder, or goes on in one that this script has made; the course's own files are never written over."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a new folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / MARK).exists():
+        raise UserError(f"{folder} is not empty and not of this script; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    os.environ["COURSE_HOME"] = str(folder)  # where `state` reads, and the commands write
+
+
 def solve(folder: Path, chapters: dict[str, list]) -> list[str]:
     """Fills in and checks one notebook after the other; the lines of what went wrong."""
     count, points, began = 0, 0, time.monotonic()
     for number, (stem, cells) in enumerate(chapters.items(), 1):
         path = fill_in(folder, stem, cells)
         wanted = [unit.id for unit in units(cells)]
-        if not set(wanted) <= passed(folder):
-            done = nanochat(folder, "course", "check", stem, "--file", str(path))
-            if unsolved := [name for name in wanted if name not in passed(folder)]:
+        if not set(wanted) <= passed():
+            done = nanochat("course", "check", stem, "--file", str(path))
+            if unsolved := [name for name in wanted if name not in passed()]:
                 return [f"{stem}: {', '.join(unsolved)} not solved", done.stdout, done.stderr]
         count += len(wanted)
         points += sum(unit.cell.metadata.get("points", 1) for unit in units(cells))
@@ -86,10 +99,8 @@ def fill_in(folder: Path, stem: str, cells: list) -> Path:
     return path
 
 
-def passed(folder: Path) -> set[str]:
-    path = folder / ".course" / "progress.json"
-    records = json.loads(path.read_text(encoding="utf-8"))["exercises"] if path.exists() else {}
-    return {name for name, record in records.items() if record.get("passed")}
+def passed() -> set[str]:
+    return {name for name, record in state.read()["exercises"].items() if record.get("passed")}
 
 
 def run_both(folder: Path, preset: str, changes: list[str], all_of: bool) -> list[str]:
@@ -97,7 +108,7 @@ def run_both(folder: Path, preset: str, changes: list[str], all_of: bool) -> lis
     words = ["--preset", preset, *(word for change in changes for word in ("-s", change))]
     for name, more in (("library", []), ("mine", ["--mine", "all"])):
         print(f"{preset} with {name} functions", flush=True)
-        done = nanochat(folder, "run", *words, "--run-dir", str(folder / "runs" / name), *more)
+        done = nanochat("run", *words, "--run-dir", str(folder / "runs" / name), *more)
         if done.returncode:
             return [f"the run with {name} functions ended with {done.returncode}", done.stdout, done.stderr]
     used = json.loads((folder / "runs/mine/mine.json").read_text(encoding="utf-8"))
@@ -127,8 +138,8 @@ def flat(name: str, value: object) -> list[tuple[str, object]]:
     return [(name, value)]
 
 
-def nanochat(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"COURSE_HOME": str(folder), "PYTHONPATH": str(ROOT), "COURSE_WIDGETS": "0"}
+def nanochat(*words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COURSE_WIDGETS": "0"}
     command = [sys.executable, "-m", "nanochat_lib", *words]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 

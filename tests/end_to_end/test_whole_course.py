@@ -11,6 +11,7 @@ import pytest
 
 from nanochat_lib.course.build import sources
 from nanochat_lib.course.exercises import units
+from nanochat_lib.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "solve_course.py"
@@ -51,13 +52,15 @@ def test_an_answer_that_is_wrong_is_named(script, tmp_path, monkeypatch, capsys)
     source = broken.source.replace("# --- solution", "# --- solution\n    return None", 1)
     assert source != broken.source
     wrong = [type(cell)(**{**vars(cell), "source": source}) if cell is broken else cell for cell in cells]
+    monkeypatch.setenv("COURSE_HOME", "")  # put back afterwards
+    script.take(tmp_path)
     problems = script.solve(tmp_path, {"00_start": wrong})
     assert problems[0] == f"00_start: {units(cells)[0].id} not solved"
     assert f"{len(units(cells)) - 1} passed, 1 failed" in problems[1]
 
 
 def test_a_number_that_differs_and_a_function_that_is_refused_are_named(script, tmp_path, monkeypatch):
-    def pretend(folder, *words):
+    def pretend(*words):
         run = Path(words[words.index("--run-dir") + 1])
         run.mkdir(parents=True)
         loss = 1.0 if run.name == "library" else 1.0 + 1e-12
@@ -79,3 +82,15 @@ def test_bad_input_is_found_before_anything_is_solved(tmp_path):
     assert done.stdout == "" and not (tmp_path / "solved").exists()
     done = start(tmp_path / "solved", "--chapters", "77")
     assert done.returncode == 2 and "no chapter 77 with exercises; there are 00, 01" in done.stdout
+
+
+def test_files_of_others_are_left_alone_and_a_damaged_record_is_made_anew(script, tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_HOME", "")
+    for folder, words in ((ROOT, "not of this script"), (Path(__file__), "is a file")):
+        with pytest.raises(UserError, match=words):
+            script.take(folder)
+    first = start(tmp_path / "solved", "--no-run", "--chapters", "00")
+    (tmp_path / "solved/.course/progress.json").write_text("{")
+    again = start(tmp_path / "solved", "--no-run", "--chapters", "00")
+    assert first.returncode == again.returncode == 0, again.stderr
+    assert "00_start: 5 solved" in again.stdout and "progress.json could not be read" in again.stdout
