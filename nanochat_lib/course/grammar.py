@@ -37,6 +37,7 @@ HEADER_READ = re.compile(re.escape(HEADER).replace(re.escape("Python 3 (ipykerne
 KINDS = {"": "code", "[markdown]": "markdown", "[raw]": "raw"}
 TAGS = ("parameters", "setup", "exercise", "hidden", "slide", "hide-input", "raises-exception", "skip-execution")
 KEYS = ("tags", "id", "points", "minutes", "level", "library", "nbgrader")  # nbgrader: written by the build only
+SLIDE_CHARACTERS = 1000  # of a text
 EXERCISE_KEYS = ("id", "points", "minutes", "level")
 EXERCISE_ONLY = ("points", "minutes", "level", "library")
 MARKER = re.compile(r"\s*# --- (stub|solution|end)\s*$")
@@ -131,6 +132,11 @@ def _check(cell: Cell, name: str) -> None:
         raise UserError(f"{where}: tags {tags!r} are not all known; known: {', '.join(TAGS)}")
     if "slide" in tags and {"hidden", "exercise"} & set(tags):
         raise UserError(f"{where}: a slide shows neither exercises nor hidden cells; tag a cell that explains or draws")
+    if "slide" in tags and cell.kind == "markdown" and len(cell.source) > SLIDE_CHARACTERS:
+        raise UserError(
+            f"{where}: {len(cell.source)} characters do not fit on a slide (at most {SLIDE_CHARACTERS}); tag another "
+            "cell, or split this one"
+        )
     if "exercise" in tags:
         if missing := [key for key in EXERCISE_KEYS if key not in cell.metadata]:
             raise UserError(f"{where}: the exercise lacks {', '.join(missing)}")

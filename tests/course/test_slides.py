@@ -28,7 +28,7 @@ def chapter():
 
 
 def test_tagged_cells_become_slides_and_what_lies_between_becomes_notes():
-    cells = slides.arranged(chapter(), "03_pairs")
+    cells = slides.arranged(chapter())
     kinds = [cell.metadata.get("slideshow", {}).get("slide_type", "-") for cell in cells]
     assert kinds == ["slide", "notes", "slide", "-", "slide", "slide"]
     assert cells[1].source == "## The rule\n\nLong [words](#the-rule).\n\nExercise pairs.f: 12 minutes."
@@ -36,11 +36,14 @@ def test_tagged_cells_become_slides_and_what_lies_between_becomes_notes():
     assert cells[4].source.startswith("## The rule\n\n### Exercise") and cells[5].source.startswith("> **Takeaway")
 
 
-def test_a_cell_that_does_not_fit_or_has_a_bare_figure_is_named():
-    made = chapter()
-    made.cells[0].source += "x" * slides.LONGEST
-    with pytest.raises(UserError, match="03_pairs, cell a: 10[0-9][0-9] characters do not fit on a slide"):
-        slides.arranged(made, "03_pairs")
+def test_a_text_that_does_not_fit_is_refused_when_the_chapter_is_built():
+    text = f'{HEADER}\n# %% [markdown] tags=["slide"] id="t"\n# {"x" * 1000}'
+    assert parse(text, "x.py")
+    with pytest.raises(UserError, match="x.py:9: 1001 characters do not fit on a slide"):
+        parse(text + "x", "x.py")
+
+
+def test_a_bare_figure_is_named():
     with pytest.raises(UserError, match="03_pairs, cell d: a figure without words"):
         slides.convert(v4.new_code_cell("", id="d", outputs=[figure("")]), "03_pairs")
 

@@ -19,7 +19,6 @@ from nanochat_lib.errors import UserError
 
 FOLDER = Path(__file__).parent
 HEIGHT = 500  # pixels for the figures of a slide, together
-LONGEST = 1000  # characters of text that fit on a slide
 HEADING = re.compile(r"^#+ +(?!Exercise)(.+)$", re.MULTILINE)
 INNER_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:)[^)]*\)")  # to a place of the chapter that the slides lack
 # Lines that mine(…) and explore(…) print for those who work in the notebook.
@@ -76,7 +75,7 @@ def deck(notebook: object, stem: str, mathjax: str) -> str:
         template_name="course_slides", extra_template_basedirs=[str(FOLDER)], reveal_url_prefix="reveal",
         reveal_theme="white",
     )  # fmt: skip
-    cells = [convert(cell, stem) for cell in arranged(notebook, stem)]
+    cells = [convert(cell, stem) for cell in arranged(notebook)]
     made = type(notebook)(notebook)
     made["cells"] = cells
     resources = {
@@ -100,8 +99,8 @@ def title(notebook: object) -> str:
     return next((m[1] for cell in notebook.cells if (m := re.match(r"# (.+)", cell.source))), "")
 
 
-def arranged(notebook: object, stem: str) -> list:
-    """The cells of the slides in order, each with nbconvert's slide_type. UserError naming a cell that is too long."""
+def arranged(notebook: object) -> list:
+    """The cells of the slides in order, each with nbconvert's slide_type."""
     import nbformat
 
     new, cells, heading, notes = nbformat.v4, [], "", []
@@ -119,11 +118,6 @@ def arranged(notebook: object, stem: str) -> list:
             heading = next(iter(HEADING.findall(cell.source)), heading)
         if "slide" in tags:
             end_notes()
-            if cell.cell_type == "markdown" and len(cell.source) > LONGEST:
-                raise UserError(
-                    f"{stem}, cell {cell.id}: {len(cell.source)} characters do not fit on a slide (at most {LONGEST}); "
-                    "tag another cell, or split this one"
-                )
             kind = {"slideshow": {"slide_type": "slide"}}
             if cell.cell_type == "code":
                 cells.append(new.new_markdown_cell(f"## {heading}", metadata=kind))
