@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from nanochat_lib.course.token_figures import canvas
 from nanochat_lib.report.plots import FAINT, INK, ORANGE, STYLE, WIDTH
 from nanochat_lib.report.strips import visible
 
@@ -40,13 +41,7 @@ def loss_map(
     start, end = scored
     height = 0.62 + lines * LINE
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, height))
-        figure.patch.set_alpha(0)
-        ax = figure.add_axes((0, 0, 1, 1))
-        ax.set_xlim(0, WIDTH)
-        ax.set_ylim(height, 0)
-        ax.axis("off")
-        ax.text(0.1, 0.17, title, fontsize=10, fontweight="bold", va="center")
+        figure, ax = canvas(height, title)
         above = f"{lost} more tokens before these; " if lost else ""
         legend = f"{above}number: nats; framed: scored; grey: cut away ({cut} of {len(pieces)} tokens)"
         ax.text(0.1, 0.39, legend, fontsize=8.5, va="center")

@@ -32,7 +32,7 @@ def as_text(token: bytes) -> str:
         return token.hex(" ")
 
 
-def _canvas(height: float, title: str) -> tuple[Figure, Axes]:
+def canvas(height: float, title: str) -> tuple[Figure, Axes]:
     """A figure whose coordinates are inches from the top left."""
     figure = Figure(figsize=(WIDTH, height))
     figure.patch.set_alpha(0)
@@ -74,7 +74,7 @@ def token_map(ids: Sequence[int], tokenizer: Tokenizer, mask: Sequence[int] | No
         title = f"{sum(mask)} of {len(ids)} tokens are trained (green): text, id, mask"
         tints = [GREEN if learn else FAINT for learn in mask]
     with matplotlib.rc_context(STYLE):
-        figure, ax = _canvas(0.45 + lines * LINE, title)
+        figure, ax = canvas(0.45 + lines * LINE, title)
         for k, ((text, number, hexadecimal), (x, line, width)) in enumerate(zip(cells, places, strict=True)):
             if line >= lines:
                 break
@@ -107,7 +107,7 @@ def merge_replay(piece: bytes, merges: Sequence[bytes]) -> Figure:
     count = len(steps[-1][0])
     with matplotlib.rc_context(STYLE):
         title = f"{as_text(piece)}: {len(piece)} bytes → tokens: {count}, rounds of merging: {len(steps) - 1}"
-        figure, ax = _canvas(0.5 + len(shown) * ROUND, title)
+        figure, ax = canvas(0.5 + len(shown) * ROUND, title)
         for row, (parts, made) in enumerate(shown):
             y, x = 0.42 + row * ROUND, left
             label = f"rank {ranks[made]}: {as_text(made)}" if made else "bytes"
