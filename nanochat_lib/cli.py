@@ -431,10 +431,19 @@ COMMANDS: dict[str, Command] = {
 }  # fmt: skip
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Wide, and an example stays on its line: broken at a hyphen it could not be copied."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("example: ") else super()._fill_text(text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: object) -> None:
-        wide = lambda prog: argparse.HelpFormatter(prog, max_help_position=36)  # noqa: E731
-        super().__init__(allow_abbrev=False, formatter_class=wide, **options)
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
 
     def error(self, message: str) -> None:
         self.exit(2, f"nanochat: {message}; `{self.prog} --help` explains\n")

@@ -97,6 +97,18 @@ def test_every_command_has_help_with_an_example_that_parses(name: str, capsys) -
     assert "==SUPPRESS==" not in out
 
 
+@pytest.mark.parametrize("name", ["course", "grade"])
+def test_every_action_has_help_with_an_example_that_parses(name: str, capsys) -> None:
+    _, out, _ = call(capsys, name, "--help")
+    actions = re.findall(r"^    ([a-z-]+)(?: {2,}|$)", out, re.MULTILINE)
+    assert len(actions) > 9
+    for action in actions:
+        code, out, _ = call(capsys, name, action, "--help")
+        example = re.search(rf"^example: nanochat ({name} {action}\b.*)$", out, re.MULTILINE)
+        assert code == 0 and example, action
+        assert build_parser().parse_args(shlex.split(example[1])).function is COMMANDS[name][0]
+
+
 def test_version(capsys) -> None:
     assert call(capsys, "--version")[:2] == (0, f"nanochat {__version__}\n")
 

@@ -182,27 +182,34 @@ def no_options(parser: argparse.ArgumentParser) -> None:
 
 
 ACTIONS = {
-    "status": (status, no_options, "show your progress and what is next"),
-    "check": (check, check_options, "check the exercises of your notebook"),
-    "hint": (hint, hint_options, "show the next hint to an exercise"),
-    "undo": (undo, exercise_options, "go back to your last version that passed"),
-    "build": (build, build_options, "build the chapters from solutions/"),
-    "bundle": (bundle, bundle_options, "pack what learners get, without any answer"),
-    "mutants": (mutants, mutants_options, "try right and wrong answers on every check"),
-    "execute": (execute, execute_options, "run a chapter's notebook in a fresh kernel and look at what it shows"),
-    "map": (course_map, map_options, "show the chapters, what each uses, and how long it takes"),
-    "glossary": (glossary, glossary_options, "say what the field's terms mean"),
-    "site": (site, site_options, "build the course as a read-only site"),
-    "slides": (slides, slides_options, "make slides from the cells tagged slide"),
-    "pull": (pull, pull_options, "show what an edited notebook would change in its source"),
+    "status": (status, no_options, "show your progress and what is next", "status"),
+    "check": (check, check_options, "check the exercises of your notebook", "check 01 tokenizer.merge"),
+    "hint": (hint, hint_options, "show the next hint to an exercise", "hint tokenizer.merge"),
+    "undo": (undo, exercise_options, "go back to your last version that passed", "undo tokenizer.merge"),
+    "build": (build, build_options, "build the chapters from solutions/", "build --check"),
+    "bundle": (bundle, bundle_options, "pack what learners get, without any answer", "bundle course.zip"),
+    "mutants": (mutants, mutants_options, "try right and wrong answers on every check", "mutants 01 --quick"),
+    "execute": (
+        execute,
+        execute_options,
+        "run a chapter's notebook in a fresh kernel and look at what it shows",
+        "execute 01 --learner",
+    ),
+    "map": (course_map, map_options, "show the chapters, what each uses, and how long it takes", "map --save map.svg"),
+    "glossary": (glossary, glossary_options, "say what the field's terms mean", "glossary BPE"),
+    "site": (site, site_options, "build the course as a read-only site", "site --view both --chapters 01,muon --fast"),
+    "slides": (slides, slides_options, "make slides from the cells tagged slide", "slides 05"),
+    "pull": (pull, pull_options, "show what an edited notebook would change in its source", "pull 01"),
 }
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the actions to the parser of `nanochat course`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    for name, (function, add_options, about) in ACTIONS.items():
-        sub = actions.add_parser(name, help=about, description=about.capitalize() + ".")
+    for name, (function, add_options, about, example) in ACTIONS.items():
+        sub = actions.add_parser(
+            name, help=about, description=about.capitalize() + ".", epilog=f"example: nanochat course {example}"
+        )
         add_options(sub)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
         sub.set_defaults(act=function)

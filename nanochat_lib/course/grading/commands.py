@@ -170,8 +170,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The actions below `nanochat grade`."""
     actions = parser.add_subparsers(metavar="ACTION [options]", required=True)
 
-    def action(name: str, act: object, about: str) -> argparse.ArgumentParser:
-        sub = actions.add_parser(name, help=about, description=about.capitalize() + ".")
+    def action(name: str, act: object, about: str, example: str) -> argparse.ArgumentParser:
+        words = f"example: nanochat grade {name} {example}"
+        sub = actions.add_parser(name, help=about, description=about.capitalize() + ".", epilog=words)
         sub.set_defaults(act=act)
         return sub
 
@@ -185,48 +186,66 @@ def options(parser: argparse.ArgumentParser) -> None:
         _book(sub)
 
     where = "a folder or zip: a folder, notebook or zip a learner, or a Moodle or Canvas download"
-    sub = action("bundle", bundle, "the learner's zip, without any answer or hidden case")
+    sub = action(
+        "bundle", bundle, "the learner's zip, without any answer or hidden case", "--file course.zip --salt autumn"
+    )
     sub.add_argument("--file", default="course.zip", help="the zip to write (default: course.zip)")
     sub.add_argument("--salt", help="the secret word of this class; its fingerprint is noted in the zip")
 
-    sub = action("run", run, "grade a folder of submissions")
+    sub = action("run", run, "grade a folder of submissions", "submissions/ --chapter 03 --jobs 4")
     sub.add_argument("submissions", help=where)
     sub.add_argument("--salt", help="a secret word: each learner gets cases from a seed of their own")
     sub.add_argument("--shard", metavar="I/N", help="only this part of the learners; merge the gradebooks afterwards")
     grading(sub)
 
-    sub = action("regrade", regrade, "grade again after a case was fixed: shows who changes before writing")
+    sub = action(
+        "regrade",
+        regrade,
+        "grade again after a case was fixed: shows who changes before writing",
+        "submissions/ --chapter 03",
+    )
     sub.add_argument("submissions", help=where)
     sub.add_argument("--salt", help="the secret word that the class was graded with")
     sub.add_argument("--write", action="store_true", help="add the new results to the gradebook")
     grading(sub)
     _policy(sub)
 
-    sub = action("feedback", feedback, "a page for each learner, and one of the class")
+    sub = action("feedback", feedback, "a page for each learner, and one of the class", "--to feedback/")
     sub.add_argument("--to", default="feedback", help="folder to write (default: feedback)")
     sub.add_argument("--no-mutants", action="store_true", help="do not compare failures with the kept wrong answers")
     grading(sub)
     _policy(sub)
 
-    sub = action("similarity", similarity, "answers that are alike, with what everybody has taken out")
+    sub = action(
+        "similarity",
+        similarity,
+        "answers that are alike, with what everybody has taken out",
+        "submissions/ --chapter 03",
+    )
     sub.add_argument("submissions", help=where)
     sub.add_argument("--chapter", help="only this one: 03, attention")
 
-    sub = action("audit", audit, "does anything leak, does any attack work, on this machine")
+    sub = action("audit", audit, "does anything leak, does any attack work, on this machine", "--chapter 00")
     grading(sub)
 
-    sub = action("export", export, "write the marks for a spreadsheet or another system")
+    sub = action(
+        "export", export, "write the marks for a spreadsheet or another system", "--format moodle --to marks.csv"
+    )
     sub.add_argument("--format", default="csv", choices=("csv", "exercises", "moodle", "canvas", "gradescope"))
     sub.add_argument("--to", help="file (gradescope: folder) to write")
     sub.add_argument("--template", help="Canvas's own export of its gradebook, to be filled in")
     _book(sub)
     _policy(sub)
 
-    sub = action("export-nbgrader", export_nbgrader, "write the chapters as nbgrader's own source tree")
+    sub = action(
+        "export-nbgrader", export_nbgrader, "write the chapters as nbgrader's own source tree", "nbgrader_course/"
+    )
     sub.add_argument("folder", help="where nbgrader_config.py and source/ go")
     sub.add_argument("--chapter", help="only this one: 03, attention")
 
-    sub = action("written", written, "mark written answers by a rubric, on a page of this machine")
+    sub = action(
+        "written", written, "mark written answers by a rubric, on a page of this machine", "submissions/ --by Ada"
+    )
     sub.add_argument("submissions", help=where)
     sub.add_argument("--names", action="store_true", help="show who wrote an answer (default: not)")
     sub.add_argument("--port", type=int, default=0, help="of the page (default: any that is free)")
@@ -234,7 +253,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     _book(sub)
     _policy(sub)
 
-    sub = action("adjust", adjust, "add or take points by hand; the reason stays on record")
+    sub = action(
+        "adjust",
+        adjust,
+        "add or take points by hand; the reason stays on record",
+        'anna 03 2 --reason "found a mistake in a case"',
+    )
     sub.add_argument("learner")
     sub.add_argument("item", help="an exercise or a chapter: attention.absorb, 03")
     sub.add_argument("points", type=float, help="to add; negative takes away (write -- before it)")
@@ -242,6 +266,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     sub.add_argument("--by", help="who decided (default: you)")
     _book(sub)
 
-    sub = action("merge", merge, "take over the rows of other gradebooks; safe to repeat")
+    sub = action("merge", merge, "take over the rows of other gradebooks; safe to repeat", "one.sqlite two.sqlite")
     sub.add_argument("others", nargs="+", metavar="GRADEBOOK")
     _book(sub)
