@@ -81,6 +81,27 @@ def test_a_dilated_window_is_a_batch():
     assert (product.batch, product.k) == (2, 2048)
 
 
+def test_a_product_that_lost_its_name_belongs_where_its_operands_come_from():
+    text = """ENTRY %main (p.0: f32[4,8]) -> f32[4,8] {
+  %p.0 = f32[4,8]{1,0} parameter(0)
+  %gram.1 = f32[4,4]{1,0} dot(%p.0, %p.0), lhs_contracting_dims={1}, rhs_contracting_dims={1}, metadata={op_name="jit(step)/optimizer/dot_general"}
+  %copy.1 = f32[4,4]{1,0} copy(%gram.1)
+  %square.1 = f32[4,4]{1,0} dot(%copy.1, %copy.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %fusion.1 = f32[4,8]{1,0} fusion(%square.1, %p.0), kind=kCustom, calls=%fused
+}
+
+%fused (a: f32[4,4], b: f32[4,8]) -> f32[4,8] {
+  %a = f32[4,4]{1,0} parameter(0)
+  %b = f32[4,8]{1,0} parameter(1)
+  ROOT %dot.1 = f32[4,8]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""  # noqa: E501
+    found = [(p.scope, p.flops) for p in accounting.matmuls(Module(text))]
+    assert found == [("optimizer", 2 * 4 * 8 * 4), ("optimizer", 2 * 4 * 4 * 4), ("optimizer", 2 * 4 * 4 * 8)]
+    nameless = text.replace(', metadata={op_name="jit(step)/optimizer/dot_general"}', "")
+    assert {p.scope for p in accounting.matmuls(Module(nameless))} == {"other"}
+
+
 def test_cycles_stand_under_their_kind_and_kernels_are_named_as_uncosted(tpu):
     found = accounting.estimated_cycles(tpu)
     assert found.by_kind == {"matmul": 4000, "optimizer": 50} and found.total == 4050

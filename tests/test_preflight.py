@@ -1,6 +1,7 @@
 """The pre-flight page: what fits, what it costs, what to change; and the real step compiled for a TPU."""
 
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -11,10 +12,10 @@ import pytest
 from nanochat_lib import cli, preflight
 from nanochat_lib.errors import UserError
 from nanochat_lib.hardware import CHIPS, GIB
-from nanochat_lib.preflight import analytic, page
+from nanochat_lib.preflight import analytic, compile_step, page
 from nanochat_lib.preflight.attention_cost import attention_cost
 from nanochat_lib.preflight.compile_step import exhausted
-from nanochat_lib.presets import PRESETS, override, preset
+from nanochat_lib.presets import PRESETS, Target, override, preset, to_dict
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 
 CHIP = {chip.name: chip for chip in CHIPS}
@@ -44,6 +45,14 @@ def test_state_and_gradients_are_counted_once_over_the_devices():
     assert sharded["working copy"] * 8 == found["working copy"] and sharded["gradients"] * 8 == found["gradients"]
     halved = analytic.memory(replace(config, compute=replace(config.compute, masters="bfloat16")), 2, 1)
     assert halved["master weights"] * 2 == found["master weights"]
+
+
+def test_the_step_is_compiled_for_the_target_that_was_asked_for(tmp_path, monkeypatch):
+    asked = replace(preset("cpu"), target=Target("tpu", "v5e", 8))
+    monkeypatch.setattr(compile_step, "findings", to_dict)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(to_dict(asked))))
+    compile_step.main(str(tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text()) == json.loads(json.dumps(to_dict(asked)))
 
 
 def test_what_does_not_fit_says_so_and_what_to_change(capsys):

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanochat_lib.compiled import COLLECTIVES, MATMULS, Array, Instruction, Module
+from nanochat_lib.compiled import COLLECTIVES, MATMULS, Array, Instruction, Module, Run
 
 SPLASH = ("splash", "flash_attention")
 KINDS = (
@@ -68,8 +68,23 @@ def matmuls(module: Module) -> list[Matmul]:
     for run in module.runs():
         for computation, instruction in inside(module, run.computation, run.instruction):
             if instruction.opcode in MATMULS:
-                found.append(as_matmul(module, computation, instruction, run.times))
+                named = instruction if instruction.op_name else origin(module, run)
+                found.append(as_matmul(module, computation, instruction, run.times, scope_of(named)))
     return found
+
+
+def origin(module: Module, run: Run) -> Instruction:
+    """What an instruction is taken to stem from: itself if it has a name, else the nearest named one it reads from.
+
+    The compiler forgets the names of products whose batch axis of one it removes: a stack of a single matrix.
+    """
+    reached, seen, scope = [run.instruction], {run.instruction.name}, module.computations[run.computation]
+    for instruction in reached:  # breadth first: the list grows while it is read
+        if instruction.op_name:
+            return instruction
+        reached += [scope[name] for name in instruction.operands if name in scope and name not in seen]
+        seen.update(instruction.operands)
+    return run.instruction
 
 
 def inside(module: Module, computation: str, instruction: Instruction) -> Iterator[tuple[str, Instruction]]:
@@ -81,7 +96,7 @@ def inside(module: Module, computation: str, instruction: Instruction) -> Iterat
             yield from inside(module, inner, part)
 
 
-def as_matmul(module: Module, computation: str, instruction: Instruction, times: int) -> Matmul:
+def as_matmul(module: Module, computation: str, instruction: Instruction, times: int, scope: str) -> Matmul:
     left, right = (module.computations[computation][name].arrays[0] for name in instruction.operands[:2])
     out = instruction.arrays[0]
     contracted, batch = contraction(instruction, left), batch_size(instruction, left)
@@ -89,7 +104,7 @@ def as_matmul(module: Module, computation: str, instruction: Instruction, times:
     n = out.size // max(m * batch, 1)
     precision = re.search(r"operand_precision=\{(\w+)", instruction.attributes)
     return Matmul(
-        scope_of(instruction), batch, m, contracted, n, (left.dtype, right.dtype), out.dtype,
+        scope, batch, m, contracted, n, (left.dtype, right.dtype), out.dtype,
         precision[1] if precision else "default", times,
     )  # fmt: skip
 

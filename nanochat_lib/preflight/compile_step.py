@@ -11,11 +11,12 @@ import re
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nanochat_lib.hardware import CHIPS, TOPOLOGIES, Chip
-from nanochat_lib.presets import RunConfig, from_dict
+from nanochat_lib.presets import RunConfig, Target, from_dict
 
 LARGEST = 12
 
@@ -159,7 +160,8 @@ def largest_buffers(module: object) -> list[dict]:
 
 
 def main(output: str) -> None:
-    config = from_dict(json.load(sys.stdin))
+    values = json.load(sys.stdin)
+    config = replace(from_dict(values), target=Target(**values["target"]))  # it may be another than the preset's
     Path(output).write_text(json.dumps(findings(config)), encoding="utf-8")
 
 
