@@ -82,7 +82,8 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, window: int):
 def backward(window: int, saved, dy: jax.Array):
     q, k, v, y, lses = saved
     scale, exact = q.shape[-1] ** -0.5, wide(q.dtype)
-    delta = jnp.sum(dy.astype(exact) * y.astype(exact), axis=-1, keepdims=True)
+    # as a product: XLA sums short rows on a CPU ten times more slowly than it multiplies them
+    delta = jnp.einsum("bkgtd,bkgtd->bkgt", dy, y, preferred_element_type=exact)[..., None]
     dq, dk, dv = [], jnp.zeros(k.shape, exact), jnp.zeros(v.shape, exact)
     for (queries, keys, mask), lse in zip(tiles(q, k, window), lses, strict=True):
         q_tile, dy_tile, k_tile, v_tile = rows(q, queries), rows(dy, queries), k[:, :, keys], v[:, :, keys]
