@@ -357,9 +357,31 @@ def test_uv_is_used_when_it_is_there(place: Place) -> None:
     place.add("uv", FAKE_UV)
     place.run()
     line = next(line for line in place.asked() if line.startswith("uv "))
-    assert line == f"uv pip install --python {place.root}/.venv/bin/python -e ."
+    assert line == f"uv pip install --python {place.root}/.venv/bin/python -c {place.root}/scripts/versions.txt -e ."
     place.run("setup", "--rebuild", NANOCHAT_INSTALLER="pip")
     assert place.installs() == ["."] and not any(line.startswith("uv ") for line in place.asked())
+
+
+@pytest.mark.parametrize(
+    ("env", "file"),
+    [
+        ({}, "scripts/versions.txt"),
+        ({"NANOCHAT_EXTRAS": "dev site"}, "scripts/versions.txt"),
+        ({"NANOCHAT_EXTRAS": "dev nbgrader"}, "/dev/null"),  # it wants older notebook packages
+        ({"NANOCHAT_NEWEST": "1"}, "/dev/null"),
+    ],
+)
+def test_the_versions_that_the_tests_passed_with_are_installed(place: Place, env: dict[str, str], file: str) -> None:
+    place.run(**env)
+    (line,) = [line for line in place.asked() if "-m pip install" in line]
+    assert f" -c {place.root / file} -e " in line
+
+
+def test_other_versions_are_a_reason_to_install_again(place: Place) -> None:
+    place.run()
+    (place.root / "scripts/versions.txt").write_text("jax==0.10.3\n")
+    place.run()
+    assert place.installs() == ["."]
 
 
 # --- The other scripts ------------------------------------------------------------------------------------------------
@@ -434,7 +456,7 @@ def test_environment_yml_adds_no_second_list() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     *conda, pip = environment["dependencies"]
     assert [re.split(r"[=<>]", name)[0] for name in conda] == ["python", "pip"]
-    assert pip == {"pip": ["-e ."]}
+    assert pip == {"pip": ["-c scripts/versions.txt", "-e ."]}
     wanted = re.search(r"python=(\d+)\.(\d+)$", conda[0])
     assert (int(wanted[1]), int(wanted[2])) >= (3, 11)
 
