@@ -10,5 +10,6 @@ set -eu
 root="$(cd "$(dirname "$0")/.." && pwd)"
 NANOCHAT_EXTRAS="${NANOCHAT_EXTRAS:-} dev" bash "$root/scripts/setup.sh"
 cd "$root"
-# Most tests compile on one core, so two processes halve the time. A file stays in one, for its shared fixtures.
-exec .venv/bin/python -m pytest -n "${NANOCHAT_TEST_WORKERS:-2}" --dist loadfile "$@"
+# Most tests compile on one core, so two processes halve the time. A file stays in one, for its shared fixtures, and the
+# dearest come first (tests/conftest.py).
+exec .venv/bin/python -m pytest -n "${NANOCHAT_TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

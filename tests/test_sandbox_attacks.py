@@ -6,6 +6,7 @@ they succeed: an attack that nobody's code can carry out would prove nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -80,8 +81,10 @@ class Target:
             return "wrote outside"
         if (self.scratch / "late").exists():
             return "lived on"
-        if self.victim and "kill(P" in attack.code and self.victim.poll() is not None:
-            return "killed the victim"
+        if self.victim and "kill(P" in attack.code:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.victim.wait(1)  # on a busy machine a signal needs a moment
+                return "killed the victim"
         for name, listener in self.sockets.items():
             try:
                 listener.recv(100) if name == "udp" else listener.accept()[0].close()

@@ -394,7 +394,11 @@ def test_other_versions_are_a_reason_to_install_again(place: Place) -> None:
         ("capstone", ["cpu-smoke"], "-m nanochat_lib run --preset cpu-smoke"),
         ("capstone", ["--seed", "1"], "-m nanochat_lib run --preset cpu --seed 1"),
         ("capstone", ["cpu", "--corpus", "a b", "-s", "x=1"], "-m nanochat_lib run --preset cpu --corpus a b -s x=1"),
-        ("test", ["-x", "tests/test_cli.py"], "-m pytest -n 2 --dist loadfile -x tests/test_cli.py"),
+        (
+            "test",
+            ["-x", "tests/test_cli.py"],
+            "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -x tests/test_cli.py",
+        ),
         (
             "lab",
             ["--no-browser"],
