@@ -32,6 +32,33 @@ class Document(NamedTuple):
     mask: np.ndarray | None  # int8, 1 = supervised; None in pretraining, where every token is
 
 
+class Log(NamedTuple):
+    """What has become of a buffer since it was `before`. The lists only grow, so other threads may read them."""
+
+    before: dict[int, Document]
+    first: int  # number of the first document added
+    added: list[Document]
+    taken: list[int]  # numbers
+
+
+class Mark(NamedTuple):
+    """A buffer as it was when so many documents of its log had been added, and so many taken."""
+
+    log: Log
+    added: int
+    taken: int
+
+    def documents(self) -> list[Document]:
+        """In order of arrival."""
+        waiting = self.log.before | dict(enumerate(self.log.added[: self.added], self.log.first))
+        for number in self.log.taken[: self.taken]:
+            del waiting[number]
+        return list(waiting.values())
+
+
+NOTHING = Mark(Log({}, 0, [], []), 0, 0)
+
+
 def best_fit(lengths: Sequence[int], room: int, crop: bool = True) -> int | None:
     """Index into the ascending `lengths`: the longest that fits into `room`, else the shortest (`crop`), else None."""
     fitting = bisect_right(lengths, room)
@@ -54,12 +81,16 @@ class BestFitPacker:
         self._queues: dict[int, deque[int]] = {}  # numbers by length, in order of arrival
         self._lengths: list[int] = []  # the keys of _queues, ascending
         self._arrived = 0
+        self._log: Log | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, ids: Sequence[int], mask: Sequence[int] | None = None) -> None:
-        """Puts a document of at least one token at the end of the buffer."""
+    def add(self, ids: Sequence[int], mask: Sequence[int] | None = None, *, owned: bool = False) -> None:
+        """Puts a document of at least one token at the end of the buffer.
+
+        `owned`: `ids` is an int32 array that nobody else will change, so it need not be copied.
+        """
         length = len(ids)
         if not length:
             raise UserError("a document without tokens cannot be packed: drop it before")
@@ -68,7 +99,7 @@ class BestFitPacker:
                 f"a conversation of {length:,} tokens never fits a row of {self.capacity:,}: "
                 "cut it when it is rendered, or use longer rows"
             )
-        kept = np.array(ids[: self.capacity], np.int32)
+        kept = ids if owned and length <= self.capacity else np.array(ids[: self.capacity], np.int32)
         self._insert(Document(length, kept, None if mask is None else np.array(mask[: self.capacity], np.int8)))
 
     def _insert(self, document: Document) -> None:
@@ -79,6 +110,8 @@ class BestFitPacker:
         queue.append(self._arrived)
         self._waiting[self._arrived] = document
         self._arrived += 1
+        if self._log is not None:
+            self._log.added.append(document)
 
     def take(self, room: int) -> Document | None:
         """Removes and returns what to place into `room` tokens: longest that fits, else (crop) shortest, else None."""
@@ -87,7 +120,10 @@ class BestFitPacker:
             return None
         length = self._lengths[at]
         queue = self._queues[length]
-        document = self._waiting.pop(queue.popleft())
+        number = queue.popleft()
+        document = self._waiting.pop(number)
+        if self._log is not None:
+            self._log.taken.append(number)
         if not queue:
             del self._queues[length], self._lengths[at]
         return document
@@ -116,8 +152,18 @@ class BestFitPacker:
         return position
 
     def snapshot(self) -> list[Document]:
-        """The buffer in order of arrival. Cheap, for it happens with every batch; documents never change."""
+        """The buffer in order of arrival."""
         return list(self._waiting.values())
+
+    def mark(self) -> Mark:
+        """The buffer as it is now, to be looked at later if at all: with every batch, so it does not copy the buffer.
+
+        It notes how far the log of changes has come, and begins another one when that is longer than the buffer.
+        """
+        log = self._log
+        if log is None or len(log.taken) > len(self._waiting):
+            log = self._log = Log(self._waiting.copy(), self._arrived, [], [])
+        return Mark(log, len(log.added), len(log.taken))
 
     def state_dict(self) -> dict:
         """The buffer as plain data for JSON; `load_state` restores it exactly."""
@@ -125,7 +171,7 @@ class BestFitPacker:
 
     def load_state(self, state: dict) -> None:
         """Replaces the buffer by a saved one."""
-        self._waiting, self._queues, self._lengths = {}, {}, []
+        self._waiting, self._queues, self._lengths, self._log = {}, {}, [], None
         for document in decode_documents(state, self.capacity):
             self._insert(document)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat_lib import checkpoint, distributed, guards, loader, optim, schedules
+from nanochat_lib import checkpoint, distributed, guards, loader, optim, packing, schedules
 from nanochat_lib.evaluate.bpb import loss_and_bits
 from nanochat_lib.gpt import param_shapes
 from nanochat_lib.metrics import MetricsLog, first_and_last
@@ -38,7 +38,7 @@ def chat_batches(
     Where a single pass ends, micro-batches without targets follow. They fill up the last step, and whole steps in a
     process whose share was packed into fewer rows than another's.
     """
-    nothing = loader.Batch(np.zeros(shape, np.int32), np.full(shape, -1, np.int32), 1, 0, 1.0, {}, [])
+    nothing = loader.Batch(np.zeros(shape, np.int32), np.full(shape, -1, np.int32), 1, 0, 1.0, {}, packing.NOTHING)
     reached = state
     try:
         while True:

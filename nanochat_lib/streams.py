@@ -11,7 +11,7 @@ import numpy as np
 
 from nanochat_lib.conversation import render_conversation
 from nanochat_lib.errors import UserError
-from nanochat_lib.packing import BestFitPacker, Document, encode_documents
+from nanochat_lib.packing import BestFitPacker, Document, Mark, encode_documents
 
 if TYPE_CHECKING:
     from nanochat_lib.tokenizer import Tokenizer
@@ -27,8 +27,13 @@ class Batch:
     consumed: int  # documents this process has placed or dropped so far
     progress: float  # share of the allowed readings (chat without end: of the first pass) consumed by all processes
     after: dict  # the state without its buffer
-    buffered: list[Document]  # the packer's buffer
+    mark: Mark  # the packer's buffer
     shard: str = ""  # file and row group of the newest document read, short
+
+    @property
+    def buffered(self) -> list[Document]:
+        """What waited in the packer's buffer."""
+        return self.mark.documents()
 
     @cached_property
     def state(self) -> dict:
@@ -144,7 +149,7 @@ class Rows:
         consumed = share.read - len(self.packer)
         progress = min(consumed * share.world / share.goal, 1.0)
         after = self.setup | share.place() | {"consumed": consumed, "epoch": share.epoch} | self.counts
-        return Batch(inputs, targets, share.epoch, consumed, progress, after, self.packer.snapshot(), share.shard)
+        return Batch(inputs, targets, share.epoch, consumed, progress, after, self.packer.mark(), share.shard)
 
 
 class DocumentRows(Rows):
@@ -154,7 +159,8 @@ class DocumentRows(Rows):
         super().__init__(share=share, **rows)
         self.share: DocumentShare = share
         self.tokenizer, self.split, self.fetch_docs = tokenizer, split, fetch_docs
-        self.encode = getattr(tokenizer, "encode_arrays", tokenizer.encode)  # a stand-in may know lists only
+        self.arrays = hasattr(tokenizer, "encode_arrays")  # a stand-in may know lists only
+        self.encode = tokenizer.encode_arrays if self.arrays else tokenizer.encode
         self.barren = 0  # documents without text since the last one with text
 
     def refill(self) -> bool:
@@ -165,7 +171,7 @@ class DocumentRows(Rows):
             self.counts["dropped"] += count - len(rows)
             self.barren = 0 if rows else self.barren + count
             for ids in rows:
-                self.packer.add(ids)
+                self.packer.add(ids, owned=self.arrays)
             if rows:
                 return True
             if self.barren >= self.share.documents:

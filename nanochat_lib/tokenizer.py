@@ -16,6 +16,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 import regex
 import tiktoken
 
-from nanochat_lib import bpe, storage
+from nanochat_lib import bpe, cuts, storage
 from nanochat_lib.bpe import SPLIT_PATTERN
 from nanochat_lib.errors import UserError
 from nanochat_lib.tokenizer_input import capped, replace_surrogates, shown
@@ -68,9 +69,7 @@ class Tokenizer:
         self.merges = tuple(ordinary[256:])
         self.special_tokens = {name: len(ordinary) + i for i, name in enumerate(special_tokens)}
         self._bytes = ordinary + [name.encode() for name in special_tokens]
-        self._encoding = tiktoken.Encoding(
-            "nanochat", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special_tokens
-        )
+        self._encoding = self._with(pattern)
 
     @classmethod
     def train(
@@ -147,17 +146,29 @@ class Tokenizer:
     __call__ = encode
 
     def encode_arrays(self, texts: Sequence[str], prepend: int, num_threads: int = 8) -> list[np.ndarray]:
-        """`encode` of several strings as int32 arrays: no Python number is made for a token, which saves a tenth."""
+        """`encode` of several strings as int32 arrays, in half the time: no Python numbers, no look-ahead (`cuts`)."""
+        first = np.array([prepend], np.int32)
 
         def row(text: str) -> np.ndarray:
             text = replace_surrogates(text)
-            plain = len(text) < LONG_BLANKS
-            ids = self._encoding.encode_to_numpy(text, disallowed_special=()) if plain else self._encode(text)
-            array = np.empty(len(ids) + 1, np.int32)
-            array[0], array[1:] = prepend, ids
-            return array
+            if len(text) >= LONG_BLANKS:
+                return np.concatenate([first, self._encode(text)], dtype=np.int32)
+            parts = cuts.cut(text) if self._quick else None
+            encoding = self._quick if parts else self._encoding
+            ids = [encoding.encode_to_numpy(part, disallowed_special=()) for part in parts or [text]]
+            return np.concatenate([first, *ids], dtype=np.int32, casting="unsafe")
 
         return _in_threads(row, texts, num_threads)
+
+    @cached_property
+    def _quick(self) -> tiktoken.Encoding | None:
+        """For the parts that `cuts.cut` makes of a text; None for a pattern that it does not know."""
+        pattern = cuts.without_look_ahead(self.pattern)
+        return pattern and self._with(pattern)
+
+    def _with(self, pattern: str) -> tiktoken.Encoding:
+        ranks = {token: rank for rank, token in enumerate(self._bytes[: self.vocab_size - len(self.special_tokens)])}
+        return tiktoken.Encoding("nanochat", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special_tokens)
 
     def encode_special(self, name: str) -> int:
         """The id of a special token. UserError, with the valid names, for anything else."""

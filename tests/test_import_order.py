@@ -15,7 +15,7 @@ ORDER = """
     hardware sizing run_config settings presets price budget scaling schedules sandbox doctor storage status stall
     finish supervise
     identity hub
-    tokenizer_input bpe tokenizer compression conversation
+    tokenizer_input bpe cuts tokenizer compression conversation
     prefetch parquet corpus_base primer corpus_files shards corpus
     packing streams shares supply loader
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt

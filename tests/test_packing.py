@@ -221,3 +221,31 @@ def test_masks_are_all_or_none():
     documents = [packing.Document(1, np.ones(1, np.int32), None), packing.Document(1, np.ones(1, np.int32), np.ones(1))]
     with pytest.raises(ValueError, match="mask"):
         packing.encode_documents(documents)
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_a_mark_is_the_buffer_as_it_was(size):
+    """Looked at later, after any number of documents have come and gone, and from a log begun anew many times."""
+    rng = np.random.default_rng(size)
+    packer, kept = BestFitPacker(50, size), []
+    for _ in range(400):
+        for _ in range(rng.integers(0, 3)):
+            packer.add(rng.integers(0, 9, rng.integers(1, 70)))
+        for _ in range(rng.integers(0, 3)):
+            packer.take(int(rng.integers(1, 51)))
+        kept.append((packer.mark(), packer.snapshot()))
+    for mark, documents in kept:
+        assert [id(document) for document in mark.documents()] == [id(document) for document in documents]
+    logs = {id(mark.log) for mark, _ in kept}
+    assert 3 < len(logs) < 400
+    state = packer.state_dict()
+    packer.load_state(state)
+    assert packing.encode_documents(packer.mark().documents()) == state
+
+
+def test_an_array_that_is_handed_over_is_kept_unless_it_is_longer_than_a_row():
+    packer, fits, long = BestFitPacker(8, 4), np.arange(8, dtype=np.int32), np.arange(9, dtype=np.int32)
+    packer.add(fits, owned=True)
+    packer.add(long, owned=True)
+    kept = [document.ids for document in packer.snapshot()]
+    assert kept[0] is fits and kept[1].tolist() == list(range(8)) and not np.shares_memory(kept[1], long)
