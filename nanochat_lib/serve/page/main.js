@@ -204,8 +204,8 @@ const HELP = `/temperature [0 to 2]
     draw among so many; 0: all
 /topp [0.05 to 1]
     draw within so much probability
-/seed [number]
-    same seed, same answer; or random
+/seed [number or random]
+    same seed, same answer
 /clear
     new conversation
 /help
