@@ -22,6 +22,8 @@ from nanochat_lib.runtime import check_preempted
 from nanochat_lib.sampling import check_sampling, is_greedy, next_power, row_keys
 from nanochat_lib.sizing import GPTConfig
 
+AT_ONCE = 8  # columns that a stream computes at a time: each call has a price, and the first column is to come soon
+
 
 class Engine:
     """Generates from `params` of a model of shape `config`, whose vocabulary holds that of `tokenizer`.
@@ -77,10 +79,11 @@ class Engine:
 
     def _columns(self, batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
         while batch.alive.any():
-            batch.advance(1)
-            column, forced = batch.tokens[:, batch.step - 1], batch.forced[:, batch.step - 1]
-            mask = (column >= 0) & (forced < 0)
-            yield np.where(column >= 0, column, self.setup.ends[0]).tolist(), mask.astype(int).tolist()
+            first = batch.step
+            batch.advance(AT_ONCE)
+            for column, forced in zip(batch.tokens.T[first : batch.step], batch.forced.T[first:], strict=False):
+                mask = (column >= 0) & (forced < 0)
+                yield np.where(column >= 0, column, self.setup.ends[0]).tolist(), mask.astype(int).tolist()
 
     def generate_batch(
         self,
