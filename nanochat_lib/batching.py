@@ -79,20 +79,9 @@ class BatchingEngine:
         return job.ticket
 
     def stream(self, request: Request) -> Iterator[Piece]:
-        """Submits a request and yields its pieces. Leaving the loop early cancels it."""
+        """Submits a request and yields its pieces. Leaving the loop early, or never beginning it, cancels it."""
         pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
-        ticket = self.submit(request, pieces.put)
-
-        def arriving() -> Iterator[Piece]:
-            try:
-                while True:
-                    yield (piece := pieces.get())
-                    if piece.finish is not None:
-                        return
-            finally:
-                ticket.cancel()
-
-        return arriving()
+        return _Arriving(self.submit(request, pieces.put), pieces)
 
     def generate(
         self,
@@ -298,6 +287,30 @@ class BatchingEngine:
             waiting, self.waiting = list(self.waiting), deque()
         for job in waiting:
             self._deliver(job, finish)
+
+
+class _Arriving:
+    """The pieces of a request. Not a generator: one that was never started does not notice that it is dropped."""
+
+    def __init__(self, ticket: Ticket, pieces: queue.SimpleQueue[Piece]) -> None:
+        self.ticket, self.pieces, self.over = ticket, pieces, False
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        if self.over:
+            raise StopIteration
+        piece = self.pieces.get()
+        self.over = piece.finish is not None
+        return piece
+
+    def close(self) -> None:
+        if not self.over:
+            self.over = True
+            self.ticket.cancel()
+
+    __del__ = close
 
 
 def _nowhere(_piece: Piece) -> None:

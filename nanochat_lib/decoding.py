@@ -89,37 +89,38 @@ def compiled_prefill(params, idx, lengths, keys, sampling, *, setup, num_samples
     return *sample(logits, keys, 0, *sampling, greedy, setup.vocab), cache
 
 
-@partial(jax.jit, static_argnames=("setup", "greedy", "span"), donate_argnames=("cache",))
-def compiled_decode(params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, greedy, span):
+@partial(jax.jit, static_argnames=("setup", "greedy", "span", "logprobs"), donate_argnames=("cache",))
+def compiled_decode(
+    params, cache, token, keys, forced, alive, limit, held, steps, sampling, *, setup, greedy, span, logprobs=False
+):
     """Up to `steps` more tokens a row; fewer when a living row closes a tool call or none is left.
 
     token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
     a row's answer may hold, of which `held`, one number or (B,), are there; sampling as above; span: see `span_of`.
-    Returns (tokens (B, CHUNK) with -1 where
-    there is none, log-probabilities, newest token, cache).
+    Returns (tokens (B, CHUNK) with -1 where there is none, log-probabilities if wanted or None, newest token, cache).
     """
     COMPILES["decode"] += 1
     ends = jnp.array(setup.ends, jnp.int32)
+    run = setup.model.Steps(setup.config, params, cache, dtype=setup.dtype, span=span, size=forced.shape[1])
 
     def proceed(state):
         n, alive, paused = state[:3]
         return (n < steps) & alive.any() & ~paused
 
     def advance(state):
-        n, alive, _, tokens, logprobs, token, cache = state
-        model, dtype = setup.model, setup.dtype
-        logits, cache = model.decode(setup.config, params, token, cache, dtype=dtype, alive=alive, span=span)
+        n, alive, _, tokens, chances, token, recent = state
+        logits, recent = run.step(recent, token, alive)
         sampled, logprob = sample(logits, keys, held + n, *sampling, greedy, setup.vocab)
         new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
         tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
-        logprobs = logprobs.at[:, n].set(logprob)
+        chances = chances.at[:, n].set(logprob) if logprobs else None
         token = jnp.where(alive, new, token)
         alive &= ~jnp.isin(token, ends) & (held + n + 1 < limit)
-        return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, logprobs, token, cache
+        return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, chances, token, recent
 
-    blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32)
-    state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, cache))
-    return state[3:]
+    blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32) if logprobs else None
+    state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, run.recent))
+    return *state[3:-1], run.cache(state[-1])
 
 
 def span_of(longest: int, length: int) -> int:
@@ -206,7 +207,12 @@ class Batch:
             state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
             state += (self.options[:3],)
             tokens, logprobs, self.newest, self.cache = compiled_decode(
-                self.params, *state, setup=self.setup, greedy=self.options.greedy, span=self.span()
+                self.params,
+                *state,
+                setup=self.setup,
+                greedy=self.options.greedy,
+                span=self.span(),
+                logprobs=self.options.logprobs,
             )
         self.append(np.asarray(tokens), logprobs)
 
@@ -237,7 +243,7 @@ class Batch:
         longest = max(map(len, self.prompts)) + min(self.step + CHUNK, int(self.limit.max()))
         return span_of(longest, self.cache_len)
 
-    def append(self, tokens: np.ndarray, logprobs: jax.Array) -> None:
+    def append(self, tokens: np.ndarray, logprobs: jax.Array | None) -> None:
         """Takes in new columns: unused ones, -1 in every row, come last; only the last used one closes tool calls."""
         used = int((tokens >= 0).any(axis=0).sum())
         tokens, new = tokens[:, :used], slice(self.step, self.step + used)

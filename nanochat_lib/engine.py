@@ -15,24 +15,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib import gpt
+from nanochat_lib import gpt, steps
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
 from nanochat_lib.runtime import check_preempted
 from nanochat_lib.sampling import check_sampling, is_greedy, next_power, row_keys
 from nanochat_lib.sizing import GPTConfig
 
+AT_ONCE = 8  # columns that a stream computes at a time: each call has a price, and the first column is to come soon
+
 
 class Engine:
     """Generates from `params` of a model of shape `config`, whose vocabulary holds that of `tokenizer`.
 
     `dtype` is the dtype of computation and cache. `engine.params = …` swaps the weights without compiling again.
-    `model` holds the functions init_cache, prefill, decode and repeat_cache (see nanochat_lib.gpt).
+    `model` holds init_cache, prefill, repeat_cache (see nanochat_lib.gpt) and Steps (see nanochat_lib.steps).
     A row's random numbers depend on its seed, its prompt's place in the batch and its sample number, on nothing else.
     """
 
     def __init__(
-        self, config: GPTConfig, params: gpt.Params, tokenizer: Any, *, dtype: Any = jnp.float32, model: Any = gpt
+        self, config: GPTConfig, params: gpt.Params, tokenizer: Any, *, dtype: Any = jnp.float32, model: Any = steps
     ) -> None:
         if tokenizer.vocab_size > config.vocab_size:
             raise UserError(
@@ -77,10 +79,11 @@ class Engine:
 
     def _columns(self, batch: Batch) -> Iterator[tuple[list[int], list[int]]]:
         while batch.alive.any():
-            batch.advance(1)
-            column, forced = batch.tokens[:, batch.step - 1], batch.forced[:, batch.step - 1]
-            mask = (column >= 0) & (forced < 0)
-            yield np.where(column >= 0, column, self.setup.ends[0]).tolist(), mask.astype(int).tolist()
+            first = batch.step
+            batch.advance(AT_ONCE)
+            for column, forced in zip(batch.tokens.T[first : batch.step], batch.forced.T[first:], strict=False):
+                mask = (column >= 0) & (forced < 0)
+                yield np.where(column >= 0, column, self.setup.ends[0]).tolist(), mask.astype(int).tolist()
 
     def generate_batch(
         self,

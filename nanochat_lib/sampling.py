@@ -65,7 +65,7 @@ def sample(
     wins. The log-probability is the model's own, before temperature, top-k and top-p.
     """
     logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
-    token = jnp.argmax(logits, axis=-1)
+    token = first_largest(logits)
     if not greedy:
         rows = token.shape
         step, temperature, top_k, top_p = (jnp.broadcast_to(x, rows) for x in (step, temperature, top_k, top_p))
@@ -77,10 +77,17 @@ def sample(
         values = jax.lax.cond((top_k < vocab).any(), lambda: _top_k(values, logits, top_k), lambda: values)
         values = jax.lax.cond((top_p < 1).any(), lambda: _top_p(values, top_p), lambda: values)
         noise = jax.vmap(lambda k, n: jax.random.gumbel(jax.random.fold_in(k, n), logits.shape[-1:]))(keys, step)
-        drawn = jnp.argmax(values + noise, axis=-1)
+        drawn = first_largest(values + noise)
         token = jnp.where(temperature > 0, drawn, token)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return token.astype(jnp.int32), chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def first_largest(values: jax.Array) -> jax.Array:
+    """argmax over the last axis, in two passes, both of which a CPU does with vectors; `jnp.argmax` goes one by one."""
+    largest = values.max(axis=-1, keepdims=True)
+    ids = jnp.arange(values.shape[-1], dtype=jnp.int32)
+    return jnp.where((values == largest) | jnp.isnan(values), ids, values.shape[-1] - 1).min(axis=-1)
 
 
 def _top_k(values: jax.Array, logits: jax.Array, top_k: jax.Array) -> jax.Array:

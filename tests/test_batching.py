@@ -236,8 +236,19 @@ def test_a_stream_and_the_engines_own_form(solo: Engine, shared: BatchingEngine)
     left = shared.stream(Request(text, temperature=0))
     next(left)
     left.close()  # cancels
+    assert list(left) == []
     ask(shared, Request(text, 1))
     assert shared.stats()["busy"] == 0
+
+
+def test_a_stream_that_is_never_begun_is_cancelled() -> None:
+    with scripted(script("x" * 150)) as engine:
+        dropped = engine.stream(Request([0], temperature=0))
+        closed = engine.stream(Request([0], temperature=0))
+        tickets = [dropped.ticket, closed.ticket]
+        del dropped
+        closed.close()
+        assert [ticket.cancelled for ticket in tickets] == [True, True]
 
 
 # A scripted model: what it says, and what goes wrong ------------------------------------------------------------------
@@ -266,13 +277,18 @@ class Scripted:
     def init_cache(_config, batch, _length, _dtype, _slack=0):
         return Told(jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.int32))
 
-    @staticmethod
-    def decode(config, params, token, cache, dtype, alive, span):
-        del dtype, span
-        told = jnp.where(cache.pos == 0, token, cache.k)
-        wanted = params["script"][told, cache.pos][:, None]
-        logits = jnp.where(jnp.arange(config.vocab_size) == wanted, 50.0, 0.0)
-        return logits, Told(cache.pos + alive, jnp.where(alive, told, cache.k))
+    class Steps:
+        def __init__(self, config, params, cache, **_sizes):
+            self.config, self.params, self.recent = config, params, cache
+
+        def step(self, recent, token, alive):
+            told = jnp.where(recent.pos == 0, token, recent.k)
+            wanted = self.params["script"][told, recent.pos][:, None]
+            logits = jnp.where(jnp.arange(self.config.vocab_size) == wanted, 50.0, 0.0)
+            return logits, Told(recent.pos + alive, jnp.where(alive, told, recent.k))
+
+        def cache(self, recent):
+            return recent
 
 
 def script(*parts: int | str) -> list[int]:

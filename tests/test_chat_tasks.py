@@ -112,6 +112,17 @@ def test_what_is_wrong_with_a_split_is_said_in_one_line(base, monkeypatch, mappe
     assert "names no files" in refused()
 
 
+def test_text_that_is_not_utf8_is_said_in_one_line(base):
+    """Bytes that are damaged inside a page are still whole parquet."""
+    rows = [{"question": "Who?", "answer": f"No{mark}one"} for mark in "ab"]
+    folder = chat_sets.put("gsm8k", "main/test", rows, compression="none", use_dictionary=False)
+    (file,) = folder.glob("*.parquet")
+    file.write_bytes(file.read_bytes().replace(b"Noaone", b"No\xffone"))
+    with pytest.raises(UserError, match="not UTF-8.*fetch it again") as error:
+        list(open_rows("gsm8k", "main", "test", ("question", "answer")))
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
 def test_slices_are_of_the_shuffled_order(everything):
     whole = GSM8K("train")
     assert list(GSM8K("train", stop=5)) == [whole[i] for i in range(5)]

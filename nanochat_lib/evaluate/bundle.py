@@ -51,9 +51,12 @@ def load_bundle(folder: Path) -> list[CoreTask]:
             baselines = {row["Eval Task"]: float(row["Random baseline"]) for row in csv.DictReader(rows)}
     except (FileNotFoundError, NotADirectoryError) as e:
         raise UserError(f"{e.filename} is missing; a CORE bundle holds core.yaml and eval_meta_data.csv") from None
-    except (KeyError, TypeError, ValueError, yaml.YAMLError) as e:
+    except OSError as e:
+        raise UserError(f"{e.filename} cannot be read ({e.strerror}); fetch the bundle again") from None
+    except (KeyError, TypeError, ValueError, RecursionError, csv.Error, yaml.YAMLError) as e:
+        said = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         raise UserError(
-            f"{folder}: core.yaml or eval_meta_data.csv is broken ({e!r}); fetch the bundle again"
+            f"{folder}: core.yaml or eval_meta_data.csv is broken ({said}); fetch the bundle again"
         ) from None
     if not isinstance(listing, list) or not listing:
         raise UserError(f"{folder}: core.yaml lists no tasks under icl_tasks; fetch the bundle again")
@@ -70,9 +73,14 @@ OFFERED = {"multiple_choice": "choices", "schema": "context_options"}
 
 def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTask:
     try:
-        label, kind = str(entry["label"]), entry["icl_task_type"]
+        label, kind = str(entry["label"]), str(entry["icl_task_type"])
         path, shots = folder / "eval_data" / entry["dataset_uri"], int(entry["num_fewshot"][0])
-    except (KeyError, TypeError, ValueError, IndexError) as e:
+        if shots < 0:
+            raise ValueError(f"num_fewshot {shots} is negative")
+        delimiter = entry.get("continuation_delimiter", " ")
+        if not isinstance(delimiter, str):
+            raise TypeError(f"continuation_delimiter {delimiter!r} is no text")
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as e:
         raise UserError(f"{folder}: core.yaml has a broken entry, {str(entry)[:80]!r} ({e!r})") from None
     if kind not in FIELDS:
         raise UserError(f"core.yaml: task {label} has type {kind!r}; known: {', '.join(FIELDS)}")
@@ -80,7 +88,7 @@ def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTa
         raise UserError(f"eval_meta_data.csv has no row for task {label}")
     if not 0 <= baselines[label] < 100:
         raise UserError(f"eval_meta_data.csv: task {label} has the baseline {baselines[label]:g}, must be 0 … 100 %")
-    if not path.exists():
+    if not path.is_file():
         raise UserError(f"{path} is missing: task {label} cannot be scored")
     try:
         text = path.read_text(encoding="utf-8")
@@ -109,7 +117,7 @@ def _read_task(folder: Path, entry: dict, baselines: dict[str, float]) -> CoreTa
     if not examples:
         raise UserError(f"{path} holds no examples: task {label} cannot be scored")
     random.Random(SHUFFLE_SEED).shuffle(examples)
-    return CoreTask(label, kind, shots, entry.get("continuation_delimiter", " "), baselines[label], examples)
+    return CoreTask(label, kind, shots, delimiter, baselines[label], examples)
 
 
 def shots_for(index: int, count: int, shots: int) -> list[int]:

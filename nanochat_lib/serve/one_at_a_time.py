@@ -8,6 +8,7 @@ is enough. It has what the server needs of nanochat_lib.batching.BatchingEngine,
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class OneAtATime:
         self.waiting: queue.SimpleQueue = queue.SimpleQueue()
         self.busy = self.tokens = 0
         self.closed = False
+        self.door = threading.Lock()  # nothing gets in line behind the word that ends the thread
         self.thread = threading.Thread(target=self.work, name="one at a time", daemon=True)
         self.thread.start()
 
@@ -47,10 +49,11 @@ class OneAtATime:
             raise UserError(f"the prompt has {len(request.tokens):,} tokens, allowed are 1 to {self.context - 1:,}")
         if request.top_p not in (None, 1.0):
             raise UserError("this engine has no top_p; leave it out")
-        if self.closed:
-            raise UserError("the engine is closed")
         ticket = Ticket()
-        self.waiting.put((request, deliver, ticket))
+        with self.door:
+            if self.closed:
+                raise UserError("the engine is closed")
+            self.waiting.put((request, deliver, ticket))
         return ticket
 
     def stats(self) -> dict[str, int]:
@@ -64,8 +67,9 @@ class OneAtATime:
 
     def close(self) -> None:
         """Ends the thread after the token in the making; what still waits is cancelled."""
-        self.closed = True
-        self.waiting.put(None)
+        with self.door:
+            self.closed = True
+            self.waiting.put(None)
         self.thread.join()
 
     def work(self) -> None:
@@ -79,7 +83,8 @@ class OneAtATime:
             except Exception as error:  # whatever a learner's engine does, the server goes on
                 finish = f"error: {type(error).__name__}: {error}"
             self.busy = 0
-            deliver(Piece([], [], "", finish))
+            with contextlib.suppress(Exception):  # the receiver is gone
+                deliver(Piece([], [], "", finish))
 
     def answer(self, request: Request, deliver: Callable[[Piece], None], ticket: Ticket) -> str:
         """Delivers all but the last piece and returns why it ended."""

@@ -60,7 +60,13 @@ class Rows:
         batch = int(np.searchsorted(self.ends, row, side="right"))
         begin = int(self.ends[batch - 1]) if batch else 0
         columns = self.batches[batch]
-        return {name: columns.column(name)[row - begin].as_py() for name in self.columns}
+        try:
+            return {name: columns.column(name)[row - begin].as_py() for name in self.columns}
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{self.folder}: row {row:,} is not UTF-8 ({error.reason}), a file is damaged: delete the folder and "
+                "fetch it again"
+            ) from None
 
 
 def open_rows(name: str, subset: str, split: str, columns: tuple[str, ...]) -> Rows:

@@ -124,6 +124,19 @@ def test_batched_scores_equal_one_by_one(params):
     assert scorer.compiled._cache_size() <= 3  # prefixes up to 100 tokens: at most three padded lengths
 
 
+ENTRY = "icl_tasks: [{label: demo, icl_task_type: %s, dataset_uri: %s, num_fewshot: [%s], continuation_delimiter: %s}]"
+DAMAGED_YAML = [
+    (ENTRY % ("[schema]", "demo.jsonl", "0", "' '"), "has type"),
+    (ENTRY % ("{a: b}", "demo.jsonl", "0", "' '"), "has type"),
+    (ENTRY % ("multiple_choice", "''", "0", "' '"), "is missing"),
+    (ENTRY % ("multiple_choice", "demo.jsonl", "-1", "' '"), "broken entry"),
+    (ENTRY % ("multiple_choice", "demo.jsonl", ".inf", "' '"), "broken entry"),
+    (ENTRY % ("multiple_choice", "demo.jsonl", "1", "[1]"), "broken entry"),
+    ("icl_tasks: [{label: demo,", "core.yaml or"),
+    ("[" * 3000, "core.yaml or"),
+]
+
+
 def write_bundle(folder, examples, kind="multiple_choice", baseline=25):
     (folder / "eval_data").mkdir(parents=True)
     (folder / "core.yaml").write_text(
@@ -186,6 +199,9 @@ def test_a_bundle_end_to_end(tmp_path, params):
             ),
             "broken entry",
         ),
+        *((lambda d, y=y: (d / "core.yaml").write_text(y), words) for y, words in DAMAGED_YAML),
+        (lambda d: ((d / "core.yaml").unlink(), (d / "core.yaml").mkdir()), "core.yaml cannot be read"),
+        (lambda d: (d / "eval_meta_data.csv").write_text('a,"' + "x" * 200_000), "eval_meta_data.csv is broken"),
     ],
 )
 def test_a_broken_bundle_is_named(tmp_path, params, damage, words):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
@@ -170,6 +171,34 @@ def test_an_engine_that_fails_leaves_the_server_alive() -> None:
         assert here.chat("Hi", top_p=0.5).status_code == 400
         assert here.client.get("/info").json()["probabilities"] is False
         here.batching.close()
+
+
+def test_nothing_gets_in_line_behind_the_end() -> None:
+    """A request that found the engine open gets its last piece, though it is closed before the request is in line."""
+    batching, found = OneAtATime(Scripted(said("hi", AE)), TOKENIZER, context=100), []
+
+    real, batching.waiting = batching.waiting, SimpleNamespace(qsize=lambda: 0, get=batching.waiting.get)
+
+    def put(job: object) -> None:
+        if job is not None:  # between looking and getting in line another thread closes
+            closing = threading.Thread(target=batching.close, daemon=True)
+            closing.start()
+            closing.join(0.2)
+        real.put(job)
+
+    batching.waiting.put = put
+    over = threading.Event()
+    batching.submit(Request([256]), lambda piece: (found.append(piece.finish), piece.finish and over.set()))
+    assert over.wait(20) and found[-1] in ("end", "cancelled")
+
+
+def test_a_receiver_that_fails_does_not_end_the_thread() -> None:
+    batching = OneAtATime(Scripted(said("hi", AE)), TOKENIZER, context=100)
+    batching.submit(Request([256]), lambda piece: 1 / 0)
+    over = threading.Event()
+    batching.submit(Request([256]), lambda piece: piece.finish and over.set())
+    assert over.wait(20)
+    batching.close()
 
 
 # The command

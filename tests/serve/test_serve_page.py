@@ -386,6 +386,14 @@ def test_a_phone(page) -> None:
     ask(page, "x" * 300)
     ask(page, "sum")
     picture(page, "phone")
+    ask(page, "/help")
+    picture(page, "phone-help")
+    seen, meant = page.run(
+        "(r => { const e = document.querySelector('.note'); r.selectNodeContents(e);"
+        " return [new Set([...r.getClientRects()].map(b => b.top)).size, e.textContent.split('\\n').length]; })"
+        "(document.createRange())"
+    )
+    assert seen == meant, "a line of /help does not fit a phone"
     wide = "[...document.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > innerWidth + 1" \
         " && !e.closest('.code, .table')).map(e => e.outerHTML.slice(0, 80))"  # fmt: skip
     for button in (None, "#show-settings", "#show-settings", "#show-tokens"):

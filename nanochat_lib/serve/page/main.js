@@ -197,12 +197,20 @@ function markEditing() {
 
 // Commands -------------------------------------------------------------------------------------------------------------
 
-const HELP = `/temperature [0 to 2]   show it, or set it; 0 always takes the likeliest token
-/topk [0 to 200]        draw among so many of the likeliest tokens; 0 is all
-/topp [0.05 to 1]       draw within so much probability
-/seed [number]          the same seed, the same answer; /seed random
-/clear                  new conversation
-/help                   this list`;
+// What a command does stands below it, in lines that fit a phone: two columns would be torn apart there.
+const HELP = `/temperature [0 to 2]
+    0: always the likeliest token
+/topk [0 to 200]
+    draw among so many; 0: all
+/topp [0.05 to 1]
+    draw within so much probability
+/seed [number or random]
+    same seed, same answer
+/clear
+    new conversation
+/help
+    this list
+A setting without a value shows it.`;
 
 /** Does what `text` asks for; false if it is no command. */
 function command(text) {
