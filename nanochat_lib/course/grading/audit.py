@@ -32,9 +32,11 @@ class Finding:
     wrong: str = ""
 
 
-def audit(root: Path, cache: Path, require: str = "limits", jobs: int = 2, say: Callable[[str], None] = print) -> int:
-    """Prints what was found; 0 when nothing is wrong."""
-    found = [_leaks(root), *_attacked(root, cache, require, jobs, say)]
+def audit(
+    root: Path, cache: Path, require: str = "limits", jobs: int = 2, say: Callable[[str], None] = print, only: str = ""
+) -> int:
+    """Prints what was found; 0 when nothing is wrong. `only`: the level to try, else the strongest that works."""
+    found = [_leaks(root), *_attacked(root, cache, require, only, jobs, say)]
     wrong = [finding for finding in found if finding.wrong]
     for finding in wrong:
         say(f"NOT SAFE  {finding.what}: {finding.wrong}")
@@ -51,14 +53,14 @@ def _leaks(root: Path) -> Finding:
     return Finding(f"the learner's bundle {about['hash']}: {about['files']} files, no answer and no hidden case")
 
 
-def _attacked(root: Path, cache: Path, require: str, jobs: int, say: Callable[[str], None]) -> list[Finding]:
+def _attacked(root: Path, cache: Path, require: str, only: str, jobs: int, say: Callable[[str], None]) -> list[Finding]:
     from nanochat_lib.course.build import sources
 
     stems = {u.library: stem for stem, cells in sources(root).items() for u in units(cells)}
     if TARGET not in stems:
         raise UserError(f"no chapter has an exercise for {TARGET}, which the attacks are written for")
     with (
-        grade.open_desk(root, cache, stems[TARGET], require, say=say) as desk,
+        grade.open_desk(root, cache, stems[TARGET], require, say=say, only=only) as desk,
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
         (one,) = desk.keys.values()

@@ -63,11 +63,13 @@ class Desk:
 
 
 def open_desk(
-    root: Path, cache: Path, chapter: str = "", require: str = "limits", salt: str = "", say: Say = print
-) -> Desk:
+    root: Path, cache: Path, chapter: str = "", require: str = "limits", salt: str = "", say: Say = print,
+    only: str = "",
+) -> Desk:  # fmt: skip
     """Keys and a server at the strongest level, with every right answer proven to get full marks there.
 
-    `cache`: a folder of this machine's for compiled programs and times. UserError when a right answer fails.
+    `cache`: a folder of this machine's for compiled programs and times. `only`: at this level, neither stronger nor
+    weaker. UserError when a right answer fails.
     """
     keys = {one.stem: one for one in key.keys(root, chapter)}
     folder = (root / rules.CHECKS).resolve()
@@ -76,7 +78,7 @@ def open_desk(
     compiled = (cache / "compiled").resolve()
     compiled.mkdir(exist_ok=True)
     modules = key.modules(list(keys.values()))
-    server = pool.start(modules, require, compiled=compiled, checks=checks)
+    server = pool.start(modules, require, only, compiled=compiled, checks=checks)
     desk = Desk(keys, server, salt=salt)
     try:
         for one in keys.values():
