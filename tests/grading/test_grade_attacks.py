@@ -14,13 +14,7 @@ from nanochat_lib.course.grading.submissions import collect
 
 LEVELS = ("bubblewrap", "namespaces")
 MARKER = Path(attacks.MARKER)
-AROUND_BUBBLEWRAP = (  # what bubblewrap alone would stop is tried without it, too; each is over in an instant
-    "a file of the instructor", "the instructor's folder", "another's work", "a file by another door",
-    "a link to a file", "a hard link to a file", "the environment of others", "the memory of the server",
-    "a TCP connection", "a socket of the system", "another program", "a fork that writes, too",
-    "a signal to the server", "a signal to all", "rights regained", "a debugger", "the package changed",
-    "a file where everybody may write", "a pickle",
-)  # fmt: skip
+FORBIDDEN = tuple(attacks.forbidden("", 0, ""))
 
 
 @pytest.fixture(scope="module")
@@ -88,31 +82,31 @@ def test_nothing_is_left_behind(marked, listening):
 
 
 @pytest.fixture(scope="module")
-def second(course, desk, tmp_path_factory, listening):
-    """Some attacks and an honest learner at the second level, where the first is what all other tests run at."""
+def second(course, desk, tmp_path_factory):
+    """A server at the second level, which bubblewrap does not help."""
     if desk.server.level != "bubblewrap":
         pytest.skip("the second level is the one that all tests run at")
-    secret, folder = course / "solutions" / f"{grade_course.STEM}.py", tmp_path_factory.mktemp("second")
-    every = attacks.attacks(str(secret), listening.getsockname()[1])
-    for name in AROUND_BUBBLEWRAP:
-        grade_course.hand_in(folder, name, {"small.merge": every[name]})
-    grade_course.hand_in(folder, "honest", {"small.merge": grade_course.MERGE})
+    with pool.start(desk.server.modules, only="namespaces", checks=str((course / rules.CHECKS).resolve())) as server:
+        yield grade.Desk(desk.keys, server, desk.limits)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_forbidden_is_refused(course, desk, level, request, tmp_path, listening):
+    """Right answers, so that only a refusal keeps them from passing; and an honest one among them."""
+    if level == "namespaces":
+        desk = request.getfixturevalue("second")
+    if desk.server.level != level:
+        pytest.skip("this system has no bubblewrap")
+    secret = str(course / "solutions" / f"{grade_course.STEM}.py")
+    for name, text in attacks.forbidden(secret, listening.getsockname()[1], grade_course.MERGE).items():
+        grade_course.hand_in(tmp_path, name, {"small.merge": text})
+    grade_course.hand_in(tmp_path, "honest", {"small.merge": grade_course.MERGE})
     MARKER.unlink(missing_ok=True)
-    checks = str((course / rules.CHECKS).resolve())
-    with pool.start(desk.server.modules, only="namespaces", checks=checks) as server:
-        weaker = grade.Desk(desk.keys, server, desk.limits)
-        waiting = list(grade.tasks(collect(folder), weaker, None))
-        return {task.paper.learner: result for task, result in grade.graded(waiting, weaker, 4)}
-
-
-def test_the_second_level_stops_them_too(second, listening):
-    assert {result.isolation for result in second.values()} == {"namespaces"}
-    for name in AROUND_BUBBLEWRAP:
-        entry = second[name].exercises["small.merge"]
-        assert entry["status"] == "failed" and not any(passed for passed, _ in entry["groups"].values()), (name, entry)
-        assert grade_course.SECRET not in repr(second[name]).lower(), name
-    assert second["honest"].exercises["small.merge"]["status"] == "passed"
-    test_nothing_is_left_behind(second, listening)
+    waiting = list(grade.tasks(collect(tmp_path), desk, None))
+    found = {task.paper.learner: result.exercises["small.merge"] for task, result in grade.graded(waiting, desk, 4)}
+    assert found.pop("honest")["status"] == "passed" and set(found) == set(FORBIDDEN)
+    assert [name for name, entry in found.items() if any(passed for passed, _ in entry["groups"].values())] == []
+    test_nothing_is_left_behind(None, listening)
 
 
 def test_less_isolation_than_required_is_refused(monkeypatch):

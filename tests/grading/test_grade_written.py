@@ -160,7 +160,9 @@ def test_the_courses_own_questions_work_as_they_are(tmp_path, monkeypatch):
         assert [(item.learner, item.text) for item in items] == [("untouched", ""), ("wrote", "because")]
     with Gradebook(tmp_path / "book.sqlite") as book:
         book.add(result("ada", "05_muon"))
+        book.note("adjust", "ada", "05_muon", "", 0.5, "a bonus", "me")
         before = commands.everybody(args)[0].chapters["05_muon"].possible
+        assert before == sum(entry["most"] for entry in result("ada", "05_muon").exercises.values())
         book.note("written", "ada", "05_muon", f"{asked[0].id}/{asked[0].criteria[0].name}", 1.0, "yes", "me")
     after = commands.everybody(args)[0].chapters["05_muon"]
     assert after.possible == before + asked[0].most == before + 3 and after.written == 1.0

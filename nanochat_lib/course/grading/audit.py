@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_lib.course.exercises import units
-from nanochat_lib.course.grading import attacks, grade, handout, session
+from nanochat_lib.course.grading import attacks, grade, handout, pool, session
 from nanochat_lib.course.grading.answers import Answers, gather
 from nanochat_lib.course.grading.batch import run_all
 from nanochat_lib.course.grading.key import Key
@@ -70,7 +70,9 @@ def _attacked(root: Path, cache: Path, require: str, only: str, jobs: int, say: 
         listening.setblocking(False)
         id = next(id for id, question in one.questions.items() if question.unit.library == TARGET)
         secret = str((root / "solutions" / f"{one.stem}.py").resolve())
-        cases = attacks.attacks(secret, listening.getsockname()[1])
+        port, right = listening.getsockname()[1], solution(one.questions[id].unit.cell).source
+        cases = _harmless(attacks.attacks(secret, port), desk.server.level, say)
+        cases |= attacks.forbidden(secret, port, right)
         before = {name: getattr(session, name) for name in IMPATIENT}
         try:
             for name, seconds in IMPATIENT.items():
@@ -86,6 +88,14 @@ def _attacked(root: Path, cache: Path, require: str, only: str, jobs: int, say: 
             found.append(Finding("network"))
         found.append(Finding("files", f"an attack wrote {marker}" if marker.exists() else ""))
     return found
+
+
+def _harmless(cases: dict[str, str], level: str, say: Callable[[str], None]) -> dict[str, str]:
+    """The attacks that may be tried: at the strong levels all of them."""
+    if level in pool.STRONG:
+        return cases
+    say(f"not tried, since nothing would stop them here: {', '.join(sorted(attacks.HARMFUL))}")
+    return {name: text for name, text in cases.items() if name not in attacks.HARMFUL}
 
 
 def _judged(one: Key, id: str, cases: dict[str, str], desk: grade.Desk, jobs: int):

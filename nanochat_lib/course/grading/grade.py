@@ -7,8 +7,10 @@ says how long each case may take. What is in the gradebook already is not run ag
 from __future__ import annotations
 
 import builtins
+import gc
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, PASSED, Row
 from nanochat_lib.errors import UserError
 
 WORDS = 400  # characters of one remark or description that are kept
+TIDY = 20  # submissions after which the grader lets go of compiled programs
 Say = Callable[[str], None]
 KINDS = {
     "none": "nothing (None) was returned", "type": "another type", "length": "another length", "keys": "other keys",
@@ -201,8 +204,17 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
             seed = key.seed_of(desk.salt, task.paper.learner)
             yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
 
-    for task, found in run_all(sessions(), jobs):
+    for count, (task, found) in enumerate(run_all(sessions(), jobs), 1):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)
+        if count % TIDY == 0:
+            tidy()
+
+
+def tidy() -> None:
+    """Judging wrong results compiles programs that nobody needs again; over a class they would add up."""
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    gc.collect()
 
 
 def result(task: Task, judged: list[Judged], desk: Desk) -> Result:
