@@ -957,6 +957,14 @@ else:
 # Sixteen matrices: two each, an eighth of the work. Twelve: still two for the busiest device, so only a sixth. That is
 # why stacks of one shape are kept together, over all layers: the longer the stack, the less is lost to rounding up.
 
+# %% [markdown] id="written"
+# **In your own words.** Why is it good for a matrix of the blocks that all its directions move equally, and why would
+# the same be bad for the embedding table? Three or four sentences. (In a class your instructor reads them; alone,
+# compare with sections 1 and 5.)
+
+# %% [markdown] id="muon.why_not_tables"
+# *Write your answer here, in place of this line.*
+
 # %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** A gradient moves a few directions of a matrix; Muon moves all of them equally, with five polynomial
 # > steps made of matrix products. It gets the blocks' matrices, by name; tables and scalars keep AdamW. Its rate

@@ -1188,6 +1188,14 @@ for depth in (12, 20, 24):
     found = plan(run_of(depth, 12), H100, 8, 0.5, save_seconds=0, setup_minutes=0)
     print(f"d{depth}: {60 * found.work_hours:>5.0f} minutes, ${found.usd:.0f} on 8×H100")
 
+# %% [markdown] id="written"
+# **In your own words.** A colleague's change gained 0.002 bits per byte at d12, on one seed, and should go into next
+# week's d24 run. What do you answer, and what would settle it at what price? Three or four sentences. (In a class your
+# instructor reads them.)
+
+# %% [markdown] id="scale.small_gain"
+# *Write your answer here, in place of this line.*
+
 # %% [markdown] id="takeaway" tags=["slide"]
 # > **Takeaway.** Depth sets everything, and work grows about as its 5.4th power. A scaling law is a statement about
 # > one recipe: good for a step of three or ten times, open beyond; the floor is what small runs cannot see. Hours are

@@ -37,6 +37,18 @@ def memory_mb(process: int | str = "self") -> float:
         return float("nan")
 
 
+def cpu_seconds(process: int) -> float:
+    """Processor time of this process and of those below another, dead ones too; not a number where /proc is missing."""
+    used = time.process_time()
+    try:
+        for one in [process, *family(process)]:
+            words = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            used += sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return float("nan")
+    return used
+
+
 def papers(one: Key, count: int, folder: Path, seed: int = 0) -> None:
     """A notebook a learner: each exercise right, or wrong in one of the kept ways."""
     rng = random.Random(seed)
@@ -112,13 +124,15 @@ def main() -> None:
                 every = list(grade.tasks(collect(folder), desk, None))
                 list(grade.graded(every[:1], desk, 1))  # the grader's own right results are made
                 for count in args.learners:
-                    began = time.monotonic()
+                    began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
                     done = list(grade.graded(every[:count], desk, args.jobs))
                     each = (time.monotonic() - began) / count
+                    used = (cpu_seconds(desk.server.process.pid) - used) / count
                     assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
                     server = max(map(memory_mb, [desk.server.process.pid, *family(desk.server.process.pid)]))
-                    used = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
-                    print(f"  {count:>4} submissions: {each:.3f} s each, {1 / each:.1f} a second; {used}", flush=True)
+                    memory = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
+                    speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
+                    print(f"  {count:>4} submissions: {speed}; {memory}; load {os.getloadavg()[0]:.1f}", flush=True)
             if args.nbgrader:
                 theirs = by_nbgrader(root, one, place / f"{one.stem}-nb", args.nbgrader)
                 print(f"  nbgrader: {theirs:.1f} s each, {theirs / each:.0f} times as long", flush=True)

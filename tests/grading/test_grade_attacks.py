@@ -8,11 +8,13 @@ from pathlib import Path
 import grade_course
 import pytest
 
+from nanochat_lib.course import rules
 from nanochat_lib.course.grading import attacks, grade, pool, session
 from nanochat_lib.course.grading.submissions import collect
 
 LEVELS = ("bubblewrap", "namespaces")
 MARKER = Path(attacks.MARKER)
+FORBIDDEN = tuple(attacks.forbidden("", 0, ""))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +79,34 @@ def test_nothing_is_left_behind(marked, listening):
     assert not MARKER.exists()
     with pytest.raises(BlockingIOError):
         listening.accept()
+
+
+@pytest.fixture(scope="module")
+def second(course, desk, tmp_path_factory):
+    """A server at the second level, which bubblewrap does not help."""
+    if desk.server.level != "bubblewrap":
+        pytest.skip("the second level is the one that all tests run at")
+    with pool.start(desk.server.modules, only="namespaces", checks=str((course / rules.CHECKS).resolve())) as server:
+        yield grade.Desk(desk.keys, server, desk.limits)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_forbidden_is_refused(course, desk, level, request, tmp_path, listening):
+    """Right answers, so that only a refusal keeps them from passing; and an honest one among them."""
+    if level == "namespaces":
+        desk = request.getfixturevalue("second")
+    if desk.server.level != level:
+        pytest.skip("this system has no bubblewrap")
+    secret = str(course / "solutions" / f"{grade_course.STEM}.py")
+    for name, text in attacks.forbidden(secret, listening.getsockname()[1], grade_course.MERGE).items():
+        grade_course.hand_in(tmp_path, name, {"small.merge": text})
+    grade_course.hand_in(tmp_path, "honest", {"small.merge": grade_course.MERGE})
+    MARKER.unlink(missing_ok=True)
+    waiting = list(grade.tasks(collect(tmp_path), desk, None))
+    found = {task.paper.learner: result.exercises["small.merge"] for task, result in grade.graded(waiting, desk, 4)}
+    assert found.pop("honest")["status"] == "passed" and set(found) == set(FORBIDDEN)
+    assert [name for name, entry in found.items() if any(passed for passed, _ in entry["groups"].values())] == []
+    test_nothing_is_left_behind(None, listening)
 
 
 def test_less_isolation_than_required_is_refused(monkeypatch):

@@ -14,6 +14,7 @@ from grade_course import MERGE, RIGHT, SCALE, TWICE, hand_in
 
 from nanochat_lib.course import leaks
 from nanochat_lib.course.grading import (
+    attacks,
     audit,
     classpage,
     feedback,
@@ -23,6 +24,7 @@ from nanochat_lib.course.grading import (
     regrade,
     resemble,
     similarity,
+    similarpage,
 )
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.marks import marks
@@ -251,8 +253,27 @@ def test_boilerplate_and_what_everybody_has_do_not_count():
 def test_similarity_of_a_folder(course, tmp_path):
     for name, text in (("ada", LONG), ("bob", disguised(LONG)), ("cy", OTHER)):
         hand_in(tmp_path, name, {"small.merge": text.replace("def learn(texts", "def merge(tokens, pair, new, texts")})
-    found = similarity.compared(tmp_path, course)
+    found, answers = similarity.compared(tmp_path, course)
     assert [(p.first, p.second, p.exercise) for p in found] == [("ada", "bob", "small.merge")]
+    assert set(answers["small.merge"]) == {"ada", "bob", "cy"}
+
+
+def test_the_page_of_alike_answers_shows_both_as_they_were_compared(monkeypatch):
+    assert similarpage.plain(LONG) == similarpage.plain(disguised(LONG)) != LONG
+    assert "jnp.sum(v1)" in similarpage.plain("def f(x: int) -> int:\n    # why\n    return jnp.sum(x)")
+    assert similarpage.plain("def (") == "def (" and "pass" in similarpage.plain("def f():\n    'only a text'")
+    answers = {"x.learn": {"<ada>": LONG, "bob": disguised(LONG), "cy": OTHER}}
+    pairs = [similarity.Pair("x.learn", "<ada>", "bob", 1.0, 20, False)]
+    pairs += [similarity.Pair("x.learn", "bob", "cy", 0.6, 9, True)]
+    shown = similarpage.similarity_page(pairs, answers)
+    assert "chat model" in shown and "&lt;ada&gt;" in shown and "<ada>" not in shown and "<script" not in shown
+    first, second = shown.split('<h2 id="pair-0">')[1].split('<h2 id="pair-1">')
+    assert first.count("<mark>") == 2 * len(similarpage.plain(LONG).splitlines()) and "<span>" not in first
+    assert "<span>" in second and shown.index("100%") < shown.index("60%") and "the same text" in shown
+    assert "No two answers" in similarpage.similarity_page([], {})
+    monkeypatch.setattr(similarpage, "SHOWN", 1)
+    shown = similarpage.similarity_page(pairs, answers)
+    assert shown.count("pair-0") == 2 and "pair-1" not in shown and "60%" in shown
 
 
 # ---- handing out
@@ -295,7 +316,10 @@ def test_the_audit_finds_what_earns_and_what_costs(desk, monkeypatch):
     cases = {"an attack": "def merge(*a):\n    return a", "one that works": MERGE}
     found = {f.what: f.wrong for f in audit._judged(one, "small.merge", cases, desk, 2)}
     assert found["an attack"] == "" and found["one that works"].startswith("it passed") and found["honest 0"] == ""
-    said = []
+    every, said = attacks.attacks("", 0), []
+    assert attacks.HARMFUL < set(every) and audit._harmless(every, "namespaces", said.append) == every and not said
+    assert set(audit._harmless(every, "limits", said.append)) == set(every) - attacks.HARMFUL
+    assert "a signal to all" in said.pop()
     monkeypatch.setattr(audit, "_leaks", lambda root: audit.Finding("the bundle", "holds an answer"))
     monkeypatch.setattr(audit, "_attacked", lambda *args: [audit.Finding("network")])
     assert audit.audit(Path("."), Path("."), say=said.append) == 1

@@ -152,6 +152,7 @@ def test_a_wrong_key_grades_nobody(desk, tmp_path, monkeypatch):
 
     monkeypatch.setattr(session, "judge", fails)
     one = next(iter(desk.keys.values()))
+    monkeypatch.setattr(one, "passed", set())
     with pytest.raises(UserError, match="the right answer to small.merge fails .*a defect.*nobody was graded"):
         grade._proven(one, desk, tmp_path, None, "", lambda words: None)
 

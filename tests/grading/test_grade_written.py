@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import pytest
 from grade_course import RIGHT, STEM, cell, hand_in
 from test_grade_book import result
 
-from nanochat_lib.course.grading import feedback, policy, rubric, written
+from nanochat_lib.course.grading import commands, feedback, policy, rubric, written
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.key import keys
 from nanochat_lib.course.grading.marks import marks
 from nanochat_lib.course.grading.submissions import collect
 from nanochat_lib.errors import UserError
 
+ROOT = Path(commands.__file__).parents[3]
 TEXT = f"""
 questions:
   - id: small.why
@@ -135,3 +139,30 @@ def test_only_the_page_itself_is_answered(desk, address):
 
 def test_nobody_wrote_anything(tmp_path):
     assert "Nobody" in written.Desk([], tmp_path / "b.sqlite", "me").show(0)
+
+
+def test_the_courses_own_questions_work_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    args = argparse.Namespace(policy=str(tmp_path / "grading.yaml"), book=str(tmp_path / "book.sqlite"))
+    asked = commands.questions(args)
+    assert {question.chapter for question in asked} == {"05_muon", "11_scale"}
+    found = {question.id: [one] for question in asked for one in keys(ROOT, question.chapter[:2])}
+    for question in asked:
+        handed_in = json.loads((ROOT / "chapters" / f"{question.chapter}.ipynb").read_text(encoding="utf-8"))
+        for learner in ("untouched", "wrote"):
+            for one in handed_in["cells"]:
+                if one["metadata"].get("id") == question.id and learner == "wrote":
+                    one["source"] = "because"
+            path = tmp_path / question.id / learner / f"{question.chapter}.ipynb"
+            path.parent.mkdir(parents=True)
+            path.write_text(json.dumps(handed_in), encoding="utf-8")
+        items = written.items(collect(tmp_path / question.id), [question], found[question.id])
+        assert [(item.learner, item.text) for item in items] == [("untouched", ""), ("wrote", "because")]
+    with Gradebook(tmp_path / "book.sqlite") as book:
+        book.add(result("ada", "05_muon"))
+        book.note("adjust", "ada", "05_muon", "", 0.5, "a bonus", "me")
+        before = commands.everybody(args)[0].chapters["05_muon"].possible
+        assert before == sum(entry["most"] for entry in result("ada", "05_muon").exercises.values())
+        book.note("written", "ada", "05_muon", f"{asked[0].id}/{asked[0].criteria[0].name}", 1.0, "yes", "me")
+    after = commands.everybody(args)[0].chapters["05_muon"]
+    assert after.possible == before + asked[0].most == before + 3 and after.written == 1.0

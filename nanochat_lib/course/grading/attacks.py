@@ -156,12 +156,46 @@ CHEATED = {
     "the counting patched": "import jax\njax.make_jaxpr = lambda f: (lambda *a: None)\n",
 }
 
+# What no cell may do at the strong levels: each stands before a right answer, so that who is allowed to do it passes.
+_FORBIDDEN = {
+    "reads a file of the instructor": "open({secret!r}).read()",
+    "lists the instructor's folder": "import os\nos.listdir(os.path.dirname({secret!r}))",
+    "reads a file by another door": "import ctypes\nassert ctypes.CDLL(None).open({secret!r}.encode(), 0) >= 0",
+    "reads a file through a link": "import os\nos.symlink({secret!r}, 'through')\nopen('through').read()",
+    "reads the server's environment": "import os\nopen(f'/proc/{{os.getppid()}}/environ').read()",
+    "reads the server's memory": "import os\nopen(f'/proc/{{os.getppid()}}/mem', 'rb')",
+    "connects to this machine": "import socket\nsocket.create_connection(('127.0.0.1', {port}), 2)",
+    "makes a socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "starts a program": "import subprocess\nsubprocess.run(['true'], check=True)",
+    "becomes a program": "import os\nos.set_inheritable(3, True)\nos.execv('/bin/sh', ['sh', '-c', 'true'])",
+    "forks": "import os, posix\nchild = os.fork()\nchild or posix._exit(0)\nos.waitpid(child, 0)",
+    "may send signals to the server": "import os\nassert os.getppid() > 1\nos.kill(os.getppid(), 0)",
+    "watches the server as a debugger does": "import ctypes, os\nassert ctypes.CDLL(None).ptrace(0x4206, os.getppid(), 0, 0) == 0",
+    "makes namespaces": "import ctypes\nassert ctypes.CDLL(None).unshare(0x10000000) == 0",
+    "lives on when the server ends": "import ctypes\nassert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0",
+    "writes where everybody may": "open('/tmp/grade_attack', 'w').close()",
+    "may change the package": "import nanochat_lib\nopen(nanochat_lib.__file__, 'a').close()",
+    "sees other processes": "import os\nassert sum(name.isdigit() for name in os.listdir('/proc')) > 3",
+}
+
+# What these do at the level "limits" they do to the machine: they end the grader and all its user's programs, change
+# the package, or leave a million files behind. Nobody tries them there.
+HARMFUL = frozenset({
+    "a signal to the server", "a signal to all", "many forks", "many small files", "the package changed",
+    "a fork that writes, too",
+})  # fmt: skip
+
 
 def attacks(secret: str, port: int) -> dict[str, str]:
     """All of them. `secret`: a file of the instructor's to be read; `port`: where somebody listens on this machine."""
+    return {name: _filled(text, secret, port) for name, text in _WORTH_NOTHING.items()}
 
-    def filled(text: str) -> str:
-        text = text.replace("{secret!r}", repr(secret)).replace("{port}", str(port))
-        return text.replace("{{", "{").replace("}}", "}")
 
-    return {name: filled(text) for name, text in _WORTH_NOTHING.items()}
+def forbidden(secret: str, port: int, right: str) -> dict[str, str]:
+    """Right answers that do first what they must not be able to do."""
+    return {name: f"{_filled(text, secret, port)}\n{right}" for name, text in _FORBIDDEN.items()}
+
+
+def _filled(text: str, secret: str, port: int) -> str:
+    text = text.replace("{secret!r}", repr(secret)).replace("{port}", str(port))
+    return text.replace("{{", "{").replace("}}", "}")

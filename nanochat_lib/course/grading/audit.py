@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_lib.course.exercises import units
-from nanochat_lib.course.grading import attacks, grade, handout, session
+from nanochat_lib.course.grading import attacks, grade, handout, pool, session
 from nanochat_lib.course.grading.answers import Answers, gather
 from nanochat_lib.course.grading.batch import run_all
 from nanochat_lib.course.grading.key import Key
@@ -32,9 +32,11 @@ class Finding:
     wrong: str = ""
 
 
-def audit(root: Path, cache: Path, require: str = "limits", jobs: int = 2, say: Callable[[str], None] = print) -> int:
-    """Prints what was found; 0 when nothing is wrong."""
-    found = [_leaks(root), *_attacked(root, cache, require, jobs, say)]
+def audit(
+    root: Path, cache: Path, require: str = "limits", jobs: int = 2, say: Callable[[str], None] = print, only: str = ""
+) -> int:
+    """Prints what was found; 0 when nothing is wrong. `only`: the level to try, else the strongest that works."""
+    found = [_leaks(root), *_attacked(root, cache, require, only, jobs, say)]
     wrong = [finding for finding in found if finding.wrong]
     for finding in wrong:
         say(f"NOT SAFE  {finding.what}: {finding.wrong}")
@@ -51,14 +53,14 @@ def _leaks(root: Path) -> Finding:
     return Finding(f"the learner's bundle {about['hash']}: {about['files']} files, no answer and no hidden case")
 
 
-def _attacked(root: Path, cache: Path, require: str, jobs: int, say: Callable[[str], None]) -> list[Finding]:
+def _attacked(root: Path, cache: Path, require: str, only: str, jobs: int, say: Callable[[str], None]) -> list[Finding]:
     from nanochat_lib.course.build import sources
 
     stems = {u.library: stem for stem, cells in sources(root).items() for u in units(cells)}
     if TARGET not in stems:
         raise UserError(f"no chapter has an exercise for {TARGET}, which the attacks are written for")
     with (
-        grade.open_desk(root, cache, stems[TARGET], require, say=say) as desk,
+        grade.open_desk(root, cache, stems[TARGET], require, say=say, only=only) as desk,
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
         (one,) = desk.keys.values()
@@ -68,7 +70,9 @@ def _attacked(root: Path, cache: Path, require: str, jobs: int, say: Callable[[s
         listening.setblocking(False)
         id = next(id for id, question in one.questions.items() if question.unit.library == TARGET)
         secret = str((root / "solutions" / f"{one.stem}.py").resolve())
-        cases = attacks.attacks(secret, listening.getsockname()[1])
+        port, right = listening.getsockname()[1], solution(one.questions[id].unit.cell).source
+        cases = _harmless(attacks.attacks(secret, port), desk.server.level, say)
+        cases |= attacks.forbidden(secret, port, right)
         before = {name: getattr(session, name) for name in IMPATIENT}
         try:
             for name, seconds in IMPATIENT.items():
@@ -84,6 +88,14 @@ def _attacked(root: Path, cache: Path, require: str, jobs: int, say: Callable[[s
             found.append(Finding("network"))
         found.append(Finding("files", f"an attack wrote {marker}" if marker.exists() else ""))
     return found
+
+
+def _harmless(cases: dict[str, str], level: str, say: Callable[[str], None]) -> dict[str, str]:
+    """The attacks that may be tried: at the strong levels all of them."""
+    if level in pool.STRONG:
+        return cases
+    say(f"not tried, since nothing would stop them here: {', '.join(sorted(attacks.HARMFUL))}")
+    return {name: text for name, text in cases.items() if name not in attacks.HARMFUL}
 
 
 def _judged(one: Key, id: str, cases: dict[str, str], desk: grade.Desk, jobs: int):

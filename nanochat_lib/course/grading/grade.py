@@ -7,8 +7,10 @@ says how long each case may take. What is in the gradebook already is not run ag
 from __future__ import annotations
 
 import builtins
+import gc
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, PASSED, Row
 from nanochat_lib.errors import UserError
 
 WORDS = 400  # characters of one remark or description that are kept
+TIDY = 20  # submissions after which the grader lets go of compiled programs
 Say = Callable[[str], None]
 KINDS = {
     "none": "nothing (None) was returned", "type": "another type", "length": "another length", "keys": "other keys",
@@ -63,11 +66,13 @@ class Desk:
 
 
 def open_desk(
-    root: Path, cache: Path, chapter: str = "", require: str = "limits", salt: str = "", say: Say = print
-) -> Desk:
+    root: Path, cache: Path, chapter: str = "", require: str = "limits", salt: str = "", say: Say = print,
+    only: str = "",
+) -> Desk:  # fmt: skip
     """Keys and a server at the strongest level, with every right answer proven to get full marks there.
 
-    `cache`: a folder of this machine's for compiled programs and times. UserError when a right answer fails.
+    `cache`: a folder of this machine's for compiled programs and times. `only`: at this level, neither stronger nor
+    weaker. UserError when a right answer fails.
     """
     keys = {one.stem: one for one in key.keys(root, chapter)}
     folder = (root / rules.CHECKS).resolve()
@@ -76,7 +81,7 @@ def open_desk(
     compiled = (cache / "compiled").resolve()
     compiled.mkdir(exist_ok=True)
     modules = key.modules(list(keys.values()))
-    server = pool.start(modules, require, compiled=compiled, checks=checks)
+    server = pool.start(modules, require, only, compiled=compiled, checks=checks)
     desk = Desk(keys, server, salt=salt)
     try:
         for one in keys.values():
@@ -199,8 +204,17 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
             seed = key.seed_of(desk.salt, task.paper.learner)
             yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
 
-    for task, found in run_all(sessions(), jobs):
+    for count, (task, found) in enumerate(run_all(sessions(), jobs), 1):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)
+        if count % TIDY == 0:
+            tidy()
+
+
+def tidy() -> None:
+    """Judging wrong results compiles programs that nobody needs again; over a class they would add up."""
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
+    gc.collect()
 
 
 def result(task: Task, judged: list[Judged], desk: Desk) -> Result:

@@ -162,6 +162,7 @@ def environment(scratch: str, compiled: Path | None, checks: str) -> dict[str, s
         "PYTHONHASHSEED": "0",
         "PYTHONNOUSERSITE": "1",
         "JAX_PLATFORMS": "cpu",
+        "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # nobody reads them in compiled programs
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

@@ -105,8 +105,8 @@ def alike(answers: dict[str, dict[str, str]], boilerplate: dict[str, Iterable[st
     return sorted(found, key=lambda pair: (-pair.share, -pair.own, pair.first, pair.second, pair.exercise))
 
 
-def compared(where: Path, root: Path, chapter: str = "") -> list[Pair]:
-    """The pairs of a folder of submissions. Nothing of anybody's is run."""
+def compared(where: Path, root: Path, chapter: str = "") -> tuple[list[Pair], dict[str, dict[str, str]]]:
+    """The pairs of a folder of submissions, and all answers: exercise -> learner -> source. Nobody's code is run."""
     found = keys(root, chapter)
     by_stem = {one.stem: one for one in found}
     answers: dict[str, dict[str, str]] = {}
@@ -119,7 +119,7 @@ def compared(where: Path, root: Path, chapter: str = "") -> list[Pair]:
     for one in found:
         for id, question in one.questions.items():
             given[id] = [stub(question.unit.cell).source, solution(question.unit.cell).source]
-    return alike(answers, given)
+    return alike(answers, given), answers
 
 
 def report(pairs: list[Pair]) -> str:

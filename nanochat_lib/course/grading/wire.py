@@ -252,7 +252,7 @@ class _Reader:
             return array
         import jax
 
-        made = jax.random.wrap_key_data(array) if kind == "key" else jax.numpy.asarray(array)
+        made = jax.random.wrap_key_data(array) if kind == "key" else jax.device_put(array)
         return made if kind == "key" or made.dtype == array.dtype else array
 
     def _n(self, body: list) -> object:

@@ -39,12 +39,15 @@ class Item:
 def items(submissions: list[Submission], questions: list[Question], keys: list[Key]) -> list[Item]:
     """All answers, question by question: who marks one question in a row marks alike."""
     by_learner = {s.learner: {paper.stem: paper for paper in papers(s, keys)[0]} for s in submissions}
-    return [
-        Item(learner, question, answer(found[question.chapter], question)[:LONGEST])
-        for question in questions
-        for learner, found in by_learner.items()
-        if question.chapter in found
-    ]
+    given = {str(cell.metadata.get("id", "")): cell.source.strip() for one in keys for cell in one.right.cells}
+    found = []
+    for question in questions:
+        for learner, theirs in by_learner.items():
+            if question.chapter in theirs:
+                text = answer(theirs[question.chapter], question)
+                text = "" if text == given.get(question.id) else text  # the chapter's own words, left as they were
+                found.append(Item(learner, question, text[:LONGEST]))
+    return found
 
 
 class Desk:

@@ -1,0 +1,63 @@
+"""What lets JAX start quickly in a process that lives for a second; results stay the same.
+
+A chapter's cases run some hundred tiny programs, each once. Of what JAX does for each, one part can be done once for
+all of them (the compiler's context: a third of the time), and programs that only copy are not needed at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+
+import numpy as np
+
+# Module -> what it imports only when it first needs it, in every child anew: SVD's LAPACK, Pallas's interpreter, ...
+LATE = {
+    "jax": ("scipy.linalg.cython_lapack", "jax.experimental.multihost_utils", "jaxlib.mlir.dialects.builtin"),
+    "jax.experimental.pallas": ("jax.extend", "jax.experimental.pallas.mosaic_gpu"),
+}
+
+
+def prepare() -> None:
+    """All of it, in the process that children are forked from."""
+    if "jax" in sys.modules:
+        for name in [late for module, names in LATE.items() if module in sys.modules for late in names]:
+            with contextlib.suppress(ImportError):  # what is not here is not needed here
+                importlib.import_module(name)
+        one_context()
+        plain_copies()
+    gc.freeze()  # nothing of this is garbage, so a child need not look through it
+
+
+def one_context() -> None:
+    """All programs of a process are written in one MLIR context; JAX makes a new one for each, which takes 5 ms.
+
+    Without threads of its own a context survives a fork. Where JAX's insides have changed, its own way stays.
+    """
+    try:
+        from jax._src.interpreters import mlir
+
+        context = mlir.make_ir_context()
+        context.enable_multithreading(False)
+    except (ImportError, AttributeError, TypeError):
+        return
+    mlir.make_ir_context = lambda: context
+
+
+def plain_copies() -> None:
+    """copy.deepcopy of a JAX array copies its bytes; JAX compiles a program for each shape, 6 ms."""
+    try:
+        import jax
+        from jax._src.array import ArrayImpl
+
+        before = ArrayImpl.__deepcopy__
+    except (ImportError, AttributeError):
+        return
+
+    def copied(array: object, memo: dict) -> object:
+        plain = array.is_fully_addressable and len(array.sharding.device_set) == 1 and not array.weak_type
+        return jax.device_put(np.array(array)) if plain else before(array, memo)
+
+    ArrayImpl.__deepcopy__ = copied
