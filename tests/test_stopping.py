@@ -101,15 +101,17 @@ with stopping.watching(0.5), stopping.last_words(lambda line: print("said:", lin
 def test_a_save_is_finished_first_and_its_end_leaves_time_to_end_well():
     done = child("""
 stopping.keeps(40)
-stopping.UNWIND = 0.5
+stopping.UNWIND = 1.5
 with stopping.watching(0.3, whole=True), stopping.deferred():
     me(signal.SIGTERM)
     with stopping.saving():
-        in_c(1.5)
+        in_c(1.0)
     print("saved", flush=True)
+    busy(0.8)
+    print("unwound", flush=True)
     in_c(20)
 """)
-    assert done.returncode == 75 and done.stdout == "saved\n" and "step 40, the last that is saved" in done.stderr
+    assert done.returncode == 75 and done.stdout == "saved\nunwound\n" and "step 40, the last that is saved" in done.stderr
 
 
 def test_a_process_that_has_to_end_is_held_to_it_until_it_has():
