@@ -496,5 +496,8 @@ def _main(args: argparse.Namespace, ours: bool) -> int:
     except Exception as error:
         if getattr(args, "debug", False):
             traceback.print_exc()
+        if stop := stopping.overtaken():
+            print(f"\nnanochat: {stop}", file=sys.stderr)
+            return stop.code
         print(f"nanochat: {explain(error)}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else getattr(error, "code", 1)

@@ -218,15 +218,32 @@ def deferred() -> Iterator[None]:
         watch.leaving = True
         raise
     except Exception as error:
-        if not (watch.notice and _link):
+        if not (stop := overtaken()):
             raise
-        watch.leaving = True  # what fails between processes that are to end fails because one of them has ended
-        why = "while another process of the run ended; the same command goes on from what was saved"
-        raise watch.notice(f"stopped by {watch.notice.word}, {why}") from error
+        raise stop from error
     finally:
         watch.deferring -= 1
     if watch.notice and not watch.deferring and not _link:
         raise watch.notice()
+
+
+def overtaken() -> Preempted | None:
+    """What to raise instead of an error: between processes that are to end, it comes from one of them having ended.
+
+    Asked at the error itself, since the other's end may be felt before its notice is heard: while two processes open
+    their first connection, no Python runs in the one that waits.
+    """
+    watch, found = _watch, _link
+    if not (watch and found):
+        return None
+    watch.leaving = True  # first, or the thread would end the process on hearing of the notice
+    if watch.notice is None:
+        briefly(lambda: found.heard() and watch.note(Preempted, told=True), AGAIN)
+    if watch.notice is None:
+        watch.leaving = False
+        return None
+    why = "while another process of the run ended; the same command goes on from what was saved"
+    return watch.notice(f"stopped by {watch.notice.word}, {why}")
 
 
 @contextlib.contextmanager

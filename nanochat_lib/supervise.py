@@ -36,6 +36,9 @@ def supervised(folder: Path, stage: str, ops: OpsConfig) -> Iterator[None]:
             status.write("preempted", str(stop) or "stopped by Ctrl-C")
             raise
         except BaseException as error:
+            if isinstance(error, Exception) and (stop := stopping.overtaken()):
+                status.write("preempted", str(stop))
+                raise stop from error
             who = f"process {place.index}: " if place.index else ""
             status.write("failed", who + explain(error))
             raise

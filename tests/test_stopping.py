@@ -1,5 +1,6 @@
 """SIGTERM and Ctrl-C as such: when they interrupt, when they are only noted, when the process is ended for it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -100,15 +101,17 @@ with stopping.watching(0.5), stopping.last_words(lambda line: print("said:", lin
 def test_a_save_is_finished_first_and_its_end_leaves_time_to_end_well():
     done = child("""
 stopping.keeps(40)
-stopping.UNWIND = 0.5
+stopping.UNWIND = 1.5
 with stopping.watching(0.3, whole=True), stopping.deferred():
     me(signal.SIGTERM)
     with stopping.saving():
-        in_c(1.5)
+        in_c(1.0)
     print("saved", flush=True)
+    busy(0.8)
+    print("unwound", flush=True)
     in_c(20)
 """)
-    assert done.returncode == 75 and done.stdout == "saved\n" and "step 40, the last that is saved" in done.stderr
+    assert done.returncode == 75 and done.stdout == "saved\nunwound\n" and "step 40, the last that is saved" in done.stderr
 
 
 def test_a_process_that_has_to_end_is_held_to_it_until_it_has():
@@ -340,3 +343,32 @@ def test_the_message_says_where_the_run_goes_on():
         "sft: stopped by Ctrl-C after step 5, which is saved; the same command goes on from there"
     )
     assert Interrupted().after("sft", 3, 5).code == 130 and Preempted("x", True).after("sft", 0, 0).agreed
+
+
+def test_an_error_that_is_felt_before_its_notice_is_that_notice(tmp_path):
+    """One of two processes has ended, the other's connection breaks before it has heard why."""
+    done = child(f"""
+from pathlib import Path
+from nanochat_lib.run_config import OpsConfig
+from nanochat_lib.supervise import supervised
+said = []
+with stopping.watching(whole=True):
+    stopping.link(stopping.Link(1, lambda: None, lambda: bool(said)))
+    for folder in ("alone", "overtaken"):
+        try:
+            Path({str(tmp_path)!r}, folder).mkdir()
+            with supervised(Path({str(tmp_path)!r}, folder), "pretrain", OpsConfig()):
+                said += [1] if folder == "overtaken" else []
+                raise RuntimeError("connection lost")
+        except RuntimeError as error:
+            print(error, stopping.overtaken())
+        except Preempted as stop:
+            print(stop)
+            sys.exit(stop.code)
+""")
+    assert done.returncode == 75, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "connection lost None"
+    assert second.startswith("stopped by SIGTERM, while another process of the run ended; the same command goes on")
+    states = [json.loads((tmp_path / folder / "status.json").read_text())["state"] for folder in ("alone", "overtaken")]
+    assert states == ["failed", "preempted"]

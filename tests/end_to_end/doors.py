@@ -158,11 +158,11 @@ def step(door: Door) -> None:
 def reading(door: Door) -> None:
     from nanochat_lib.loader import PretrainLoader
 
-    door.before(PretrainLoader, "__next__")
+    door.before(PretrainLoader.__mro__[1], "__next__")  # what both loaders share
 
 
 def evaluation(door: Door) -> None:
-    from nanochat_lib import pretrain
+    from nanochat_lib import pretrain, sft
 
     function = pretrain.on_devices
 
@@ -171,7 +171,7 @@ def evaluation(door: Door) -> None:
             door()
             yield item
 
-    pretrain.on_devices = batches
+    pretrain.on_devices = sft.on_devices = batches
 
 
 def sampling(door: Door) -> None:

@@ -123,7 +123,11 @@ def test_plain_papermill_reuses_everything(killed_and_finished, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
-    [("presett", "cpu", "preset"), ("preset", "cpuu", "did you mean cpu"), ("seed", "one", "seed must be int")],
+    [
+        ("presett", "cpu", "preset"),
+        pytest.param("preset", "cpuu", "did you mean cpu", marks=pytest.mark.slow),  # course/test_parameters.py has them
+        pytest.param("seed", "one", "seed must be int", marks=pytest.mark.slow),
+    ],
 )
 def test_papermill_with_a_bad_parameter_stops_at_once(tmp_path, name, value, words):
     done = subprocess.run(

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,23 +39,28 @@ def base(tmp_path_factory):
         print(f"{phase}: ended after {seconds:.1f} s")
 
 
+def prepare(base, folder, settings, keep=(), stages=()):
+    """A copy of the base run in folder/run, with the models of `keep` and the records of `stages` only."""
+    run = folder / "run"
+    shutil.copytree(base / "run", run)
+    for name in {"base", "sft"} - set(keep):
+        shutil.rmtree(run / name, ignore_errors=True)
+    for name in {"pretrain", "sft"} - set(stages):
+        (run / f"stages/{name}.json").unlink(missing_ok=True)
+    (run / "metrics.jsonl").unlink()
+    config = json.loads((run / "config.json").read_text())
+    for name, value in settings.items():
+        part, _, name = name.partition(".")
+        config[part][name] = value
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
 class Tried:
     """A command in a fresh copy of the base run that was sent signals in one of its phases."""
 
     def __init__(self, base, tmp_path, command, door, *signals, pause=2.5, keep=(), stages=(), grace=90, **options):
-        self.folder = tmp_path / "run"
-        shutil.copytree(base / "run", self.folder)
-        for name in {"base", "sft"} - set(keep):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in {"pretrain", "sft"} - set(stages):
-            (self.folder / f"stages/{name}.json").unlink(missing_ok=True)
-        (self.folder / "metrics.jsonl").unlink()
-        config = json.loads((self.folder / "config.json").read_text())
-        settings = {"ops.grace_seconds": grace} | options.pop("settings", {})
-        for name, value in settings.items():
-            part, _, name = name.partition(".")
-            config[part][name] = value
-        (self.folder / "config.json").write_text(json.dumps(config))
+        self.folder = prepare(base, tmp_path, {"ops.grace_seconds": grace} | options.pop("settings", {}), keep, stages)
         output = tmp_path / "out"
         process = start(f"{command} --run-dir run", output, door, **options)
         reached(process, output, door)
@@ -150,6 +156,104 @@ def test_rollouts_and_their_evaluation_end_between_two_chunks(base, tmp_path, do
     assert tried.code == 75 and tried.seconds < UNTIL_THE_END, tried.said
     assert tried.at_the_door < at + 9 and "Traceback" not in tried.said
     assert (tried.saved("rl") or 0) == tried.logged("rl")
+
+
+def vowels(_conversation, completion):
+    """A reward that an untrained model gets now and then."""
+    return sum(completion.count(vowel) for vowel in "aeiou") / 20
+
+
+CHAT = {  # settings of each later stage, so that nothing is saved before its end
+    "mid": {
+        "mid.mixture": "primer",
+        "mid.steps": 6,
+        "mid.eval_every": 3,
+        "mid.eval_tokens": 2048,
+        "mid.save_every": 99,
+    },
+    "sft": {"sft.steps": 6, "sft.eval_every": 3, "sft.save_every": 99},
+    "rl": {
+        "rl.steps": 3,
+        "rl.eval_every": 99,
+        "rl.save_every": 99,
+        "rl.reward": f"{__file__}:vowels",
+        "rl.questions_per_step": 1,
+        "rl.max_new_tokens": 8,
+        "rl.eval_questions": 2,
+        "rl.eval_samples": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """stage -> the folder of its run that was never stopped."""
+    done = {}
+
+    def run(stage):
+        if stage not in done:
+            folder = tmp_path_factory.mktemp(stage)
+            prepare(base, folder, CHAT[stage], **later(stage))
+            assert ended(start(f"{stage} --run-dir run", folder / "out"))[0] == 0, (folder / "out").read_text()
+            done[stage] = folder / "run"
+        return done[stage]
+
+    return run
+
+
+def later(stage):
+    """What a stage needs of the run before it."""
+    return {"keep": ("base", "sft")[: 1 + (stage == "rl")], "stages": ("pretrain", "sft")[: 1 + (stage == "rl")]}
+
+
+def told(folder, stage):
+    """What a stage has written into its log, without its starts and what a clock says."""
+    clock = ("seconds", "time", "tokens_per_s", "mfu", "cost_usd")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in r.items() if k not in clock}
+        for r in lines
+        if r["stage"] == stage and r.get("event") != "start"
+    ]
+
+
+ROUGH = pytest.mark.slow  # the same moments in the other stages
+
+
+@pytest.mark.parametrize(
+    ("stage", "door", "at", "number"),
+    [
+        ("sft", "step", 4, TERM),
+        ("rl", "step", 2, TERM),
+        pytest.param("mid", "save", 1, INT, marks=ROUGH),
+        pytest.param("mid", "step", 2, TERM, marks=ROUGH),
+        pytest.param("mid", "evaluation", 4, TERM, marks=ROUGH),
+        pytest.param("mid", "compiler", 1, TERM, marks=ROUGH),
+        pytest.param("mid", "reading", 5, INT, marks=ROUGH),
+        pytest.param("mid", "setup", 1, TERM, marks=ROUGH),
+        pytest.param("sft", "evaluation", 4, INT, marks=ROUGH),
+        pytest.param("sft", "compiler", 1, INT, marks=ROUGH),
+        pytest.param("sft", "reading", 6, TERM, marks=ROUGH),
+        pytest.param("sft", "save", 1, TERM, marks=ROUGH),
+        pytest.param("rl", "sampling", 3, INT, marks=ROUGH),
+        pytest.param("rl", "sampling", 12, TERM, marks=ROUGH),
+        pytest.param("rl", "compiler", 1, TERM, marks=ROUGH),
+        pytest.param("rl", "save", 1, INT, marks=ROUGH),
+    ],
+)
+def test_a_later_stage_that_was_stopped_ends_as_one_that_was_not(base, whole, tmp_path, stage, door, at, number):
+    tried = Tried(base, tmp_path, stage, door, number, at=at, settings=CHAT[stage], **later(stage))
+    assert tried.code == {TERM: 75, INT: 130}[number] and tried.seconds < UNTIL_THE_END, tried.said
+    assert (tried.saved(stage) or 0) == tried.logged(stage) and "Traceback" not in tried.said
+    assert tried.status["state"] == "preempted" and tried.status["stage"] == stage, tried.status
+    assert ended(start(f"{stage} --run-dir run", tmp_path / "again"))[0] == 0, (tmp_path / "again").read_text()
+    assert ("continuing from step" in (tmp_path / "again").read_text()) == bool(tried.saved(stage))
+    records = told(tried.folder, stage)
+    assert records == told(whole(stage), stage) and any(r.get("loss") for r in records)
+    states = [checkpoint.load(folder / stage)[0] for folder in (tried.folder, whole(stage))]
+    assert {k: np.asarray(v).tobytes() for k, v in states[0].items()} == {
+        k: np.asarray(v).tobytes() for k, v in states[1].items()
+    }
 
 
 def test_a_save_is_finished_even_beyond_the_grace_time(base, tmp_path):

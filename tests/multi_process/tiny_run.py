@@ -241,6 +241,11 @@ def ends(folder, command):
         except Preempted as stop:
             print(json.dumps({"command": command, "message": str(stop), "agreed": stop.agreed}), flush=True)
             sys.exit(stop.code)
+        except Exception:  # as the command does
+            if not (stop := stopping.overtaken()):
+                raise
+            print(f"nanochat: {stop}", flush=True)
+            sys.exit(stop.code)
 
 
 def main(folder, *commands):
