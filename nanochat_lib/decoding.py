@@ -124,7 +124,7 @@ def compiled_decode(
 
 
 def span_of(longest: int, length: int) -> int:
-    """The span of a decode whose longest text has, at its end, `longest` tokens, in a cache of `length` positions."""
+    """The span of a decode whose longest text has `longest` tokens in a cache of `length` positions when it begins."""
     span = SPAN
     while span < longest:
         span *= 4
@@ -240,8 +240,7 @@ class Batch:
         return np.where(self.alive, self.newest, -1)[:, None], logprob[:, None]
 
     def span(self) -> int:
-        longest = max(map(len, self.prompts)) + min(self.step + CHUNK, int(self.limit.max()))
-        return span_of(longest, self.cache_len)
+        return span_of(max(map(len, self.prompts)) + self.step - 1, self.cache_len)
 
     def append(self, tokens: np.ndarray, logprobs: jax.Array | None) -> None:
         """Takes in new columns: unused ones, -1 in every row, come last; only the last used one closes tool calls."""

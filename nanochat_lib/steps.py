@@ -48,7 +48,10 @@ class Recent:
 
 
 class Steps:
-    """Up to `size` tokens more in the rows of `cache`. `span`: as in gpt.decode. To be made and used while tracing."""
+    """Up to `size` tokens more in the rows of `cache`, of which no living one holds more than `span` when they begin.
+
+    To be made and used while tracing.
+    """
 
     def __init__(self, config: GPTConfig, params: Params, cache: KVCache, *, dtype: str, span: int, size: int) -> None:
         self.config, self.params, self.old, self.dtype = config, params, cache, jnp.dtype(dtype)

@@ -54,7 +54,7 @@ def _first(problems: list[dict]) -> str:
 def to_json(content: Any) -> str:
     """JSON with every character as itself; halves of characters, which UTF-8 cannot hold, become U+FFFD."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

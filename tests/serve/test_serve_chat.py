@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from serving import AE, AS, BOS, ENDLESS, OE, OS, PE, PS, TOKENIZER, UE, US, Fak
 from nanochat_lib.errors import UserError
 from nanochat_lib.serve import desk, prompts
 from nanochat_lib.serve.app import Settings, make_app
-from nanochat_lib.serve.refusal import Refused
+from nanochat_lib.serve.refusal import Refused, as_json
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -146,6 +147,21 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             assert openai.status_code == 429 and openai.json()["error"]["code"] == "rate_limit_exceeded"
         here.until(here.idle)
         assert here.chat("Hi").status_code == 200
+
+
+@pytest.mark.parametrize(("seconds", "wait"), [(0.001, "1"), (10.0, "20"), (900.0, "60")])
+def test_when_to_come_back_is_between_a_second_and_a_minute(seconds: float, wait: str) -> None:
+    """Half a second a place at the desk is a second; two answers of 10 s in front of one row are 20."""
+    busy = desk.Desk(SimpleNamespace(stats=lambda: {"rows": 1}), queue=1)
+    busy.seconds, busy.open = seconds, {object(), object()}
+    with pytest.raises(Refused) as refused:
+        busy.enter(None)
+    assert refused.value.status == 429 and refused.value.headers["Retry-After"] == wait
+
+
+def test_half_a_character_is_sent_as_one_that_cannot_be_shown() -> None:
+    """JSON may name half of a surrogate pair, which UTF-8 cannot hold; what repeats it must not fail."""
+    assert as_json({"detail": "a\ud83dé"}).body == '{"detail": "a\ufffdé"}'.encode()
 
 
 def test_the_end_of_the_server_ends_every_stream() -> None:
@@ -300,6 +316,7 @@ def test_the_oldest_exchanges_go_first(turns: list[tuple[str, str]], room: int) 
         return
     assert len(ids) == len(mask) <= room and ids[0] == BOS and ids[-1] == AS
     assert ids[1:] == whole[len(whole) - len(ids) + 1 :]  # what is left is the newest
+    assert forgotten < len(prompts.exchanges(turns)), "the last exchange never goes"
     if forgotten:
         kept = sum(prompts.exchanges(turns)[forgotten - 1 :], [])
         assert len(prompts.render(TOKENIZER, kept, 10**6, answer=True, forget=False)[0]) > room  # no more than need be

@@ -71,6 +71,11 @@ def test_foreign_pages_are_refused_and_get_no_permission(closed, opened, origin:
             assert not [name for name in found.headers if name.startswith("access-control")]
 
 
+def test_another_port_of_this_machine_is_another_origin(closed) -> None:
+    foreign = closed.url.rpartition(":")[0] + ":9"
+    assert closed.client.post("/chat/completions", json=HI, headers={"Origin": foreign}).status_code == 403
+
+
 def test_the_page_s_own_origin_and_named_ones_may(closed, opened) -> None:
     own = closed.client.post("/chat/completions", json=HI, headers={"Origin": closed.url})
     assert own.status_code == 200

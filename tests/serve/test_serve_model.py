@@ -159,6 +159,19 @@ def test_an_answer_cut_inside_a_character_is_flushed() -> None:
     assert "".join(piece.text for piece in pieces) == "a�" and pieces[-1].finish == "length"
 
 
+def test_of_two_stop_strings_the_one_that_begins_first_ends_the_answer() -> None:
+    assert "".join(piece.text for piece in tell(said("abc"), stop=("c", "bc"))) == "a"
+
+
+def test_the_context_bounds_an_answer() -> None:
+    engine, over = Scripted(said("x" * 9)), threading.Event()
+    batching = OneAtATime(engine, TOKENIZER, context=6)
+    batching.submit(Request([256] * 4, max_tokens=5), lambda piece: piece.finish and over.set())
+    assert over.wait(20)
+    batching.close()
+    assert [options["max_tokens"] for options in engine.options] == [2]
+
+
 def test_an_engine_that_fails_leaves_the_server_alive() -> None:
     assert tell([65, -1])[-1].finish == "error: ZeroDivisionError: oops"
     engine = Scripted([65, -1])
