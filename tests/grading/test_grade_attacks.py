@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import grade_course
@@ -107,6 +109,27 @@ def test_what_is_forbidden_is_refused(course, desk, level, request, tmp_path, li
     assert found.pop("honest")["status"] == "passed" and set(found) == set(FORBIDDEN)
     assert [name for name, entry in found.items() if any(passed for passed, _ in entry["groups"].values())] == []
     test_nothing_is_left_behind(None, listening)
+
+
+def test_namespaces_hold_the_network_and_other_processes_by_themselves(tmp_path):
+    """Without what lies above them, so that one layer more is really one layer more."""
+    code = """if True:
+        import os, socket, sys
+        from nanochat_lib.course.grading import confine
+        try:
+            confine.enter_namespaces(sys.argv[1], confine.Bounds())
+        except OSError:
+            print("refused here", flush=True)
+            os._exit(0)
+        names = [name for _, name in socket.if_nameindex()]
+        print(names, os.getpid(), os.getppid(), os.listdir(sys.argv[1]), flush=True)
+        os._exit(0)
+    """
+    (tmp_path / "somebody's").touch()
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    if "refused here" in done.stdout:
+        pytest.skip("this system refuses namespaces")
+    assert done.stdout.strip() == "['lo'] 1 0 []", done
 
 
 def test_less_isolation_than_required_is_refused(monkeypatch):

@@ -225,3 +225,13 @@ def test_gradescope(book, tmp_path):
         found["score"] == 4.0 and found["tests"][0]["max_score"] == 4 and found["tests"][0]["visibility"] == "visible"
     )
     assert exports.file_name("../../x") != exports.file_name("x") and "/" not in exports.file_name("../../x")
+
+
+def test_notes_come_oldest_first(book, monkeypatch):
+    from nanochat_lib.course.grading import gradebook
+
+    moments = iter(range(100, 112))
+    monkeypatch.setattr(gradebook.time, "time", lambda: float(next(moments)))
+    for i in range(12):
+        book.note("adjust", "ada", "03_attention", "", float(i), "why", "me")
+    assert [note.points for note in book.notes()] == list(range(12))

@@ -27,7 +27,7 @@ from nanochat_lib.course.grading import (
     similarpage,
 )
 from nanochat_lib.course.grading.gradebook import Gradebook
-from nanochat_lib.course.grading.marks import marks
+from nanochat_lib.course.grading.marks import LearnerMark, marks
 from nanochat_lib.errors import UserError
 
 WRONG = MERGE.replace("i += 2", "i += 1")
@@ -141,6 +141,10 @@ def test_the_class_page(book, desk, tmp_path):
     )
     assert "learners by percent" in page and "dora" in page and "&lt;b&gt;" not in page.split("<svg")[0]
     assert classpage.class_page([], {}) and "0 learners" in classpage.class_page([], {})
+    without = classpage.class_page(found, {})
+    assert "none of them" not in without and "<td>–</td>" in without  # nothing was compared
+    lost = classpage.class_page([LearnerMark("ivo", ids={"problem": "n.ipynb is <damaged>"})], {})
+    assert "Nothing to grade" in lost and "n.ipynb is &lt;damaged&gt;" in lost
     assert len(feedback.write(found, tmp_path / "out", page)) == len(found) + 1
     assert len(list((tmp_path / "out" / "learners").iterdir())) == len(found)
 

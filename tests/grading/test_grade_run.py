@@ -85,6 +85,33 @@ def test_a_dead_child_costs_its_exercise_only(desk, tmp_path):
     assert found.exercises["small.scale"]["status"] == found.exercises["small.twice"]["status"] == "passed"
 
 
+def test_the_learners_own_earlier_answer_is_used_where_it_is_right(desk, tmp_path):
+    own = RIGHT | {"small.merge": MERGE + "merge.own = True", "small.twice": TWICE.replace(":\n", ":\n    merge.own\n")}
+    hand_in(tmp_path, "ada", own)
+    hand_in(tmp_path, "bob", own | {"small.merge": WRONG + "merge.own = True"})
+    found = graded(desk, tmp_path)
+    assert found["ada"].exercises["small.twice"]["status"] == "passed"
+    assert "AttributeError" in str(found["bob"].exercises["small.twice"]["rows"])  # the library's has no such thing
+
+
+def test_a_case_may_take_a_multiple_of_the_right_answers_time(desk):
+    one = next(iter(desk.keys.values()))
+    question = one.questions["small.merge"]
+    budget, plain = (next(c for c in question.cases if bool(c.limits) is wanted) for wanted in (True, False))
+    known = session.Session(desk.server, one, None, 0, {(question.id, c.name): 0.5 for c in (budget, plain)})
+    assert known.seconds(question, plain) == session.FLOOR + 5 and known.seconds(question, budget) == session.FLOOR + 20
+    unknown = session.Session(desk.server, one, None, 0, {})
+    assert unknown.seconds(question, plain) == session.FLOOR + session.LOADING
+
+
+def test_right_answers_are_tried_once_for_a_machine(desk, tmp_path, monkeypatch):
+    monkeypatch.setattr(grade.pool, "Server", lambda *args: contextlib.nullcontext(desk.server))
+    one, said = next(iter(desk.keys.values())), []
+    first = grade._proven(one, desk, tmp_path, None, "", said.append)
+    assert len(said) == 1 and first and grade._proven(one, desk, tmp_path, None, "", said.append) == first
+    assert len(said) == 1
+
+
 def test_a_batch_goes_on_where_it_stopped(course, desk, tmp_path, monkeypatch):
     monkeypatch.setattr(grade, "open_desk", lambda *args, **more: contextlib.nullcontext(desk))
     folder, book = tmp_path / "in", tmp_path / "book.sqlite"

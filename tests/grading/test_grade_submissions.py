@@ -267,6 +267,12 @@ def test_a_file_s_name_does_not_decide_its_chapter(key):
         Submission("bo", [Member("x.ipynb", notebook(cells=[cell("1")]).encode(), 0.0)]), [key]
     )
     assert not found and "none of the exercises" in remarks[0]
+    other = notebook(cells=[cell("1")]).encode()
+    beside = [Member(name, other, 0.0) for name in ("03_attention.ipynb", "Copy of 04_data (1).ipynb", "notes.ipynb")]
+    found, remarks = notebooks.papers(Submission("cy", [Member("07_small.ipynb", PAPER.encode(), 0.0), *beside]), [key])
+    assert len(found) == 1 and remarks == ["notes.ipynb has none of the exercises that are graded"]
+    found, remarks = notebooks.papers(Submission("dora", beside), [key])  # nothing else: then every file is named
+    assert not found and len(remarks) == 3
 
 
 def test_names_of_learners():

@@ -188,3 +188,10 @@ def test_a_case_s_function_comes_back():
     assert drivers.unpack(drivers.pack(None, "here")) is None
     with pytest.raises(drivers.Unsendable, match="here"):
         drivers.pack(Band(1, ()).__eq__, "here")
+
+
+@pytest.mark.parametrize("place", [[0, 9], [4, 1], [-1, 2], [0, -1], [0.0, 1], [True, 1]])
+def test_bytes_outside_the_frame_are_refused(place):
+    head, data = json.dumps({"b": place}).encode(), b"abcd"
+    with pytest.raises(wire.BadFrame, match="outside"):
+        wire.decode(wire.HEAD.pack(4 + len(head) + len(data), len(head)) + head + data)

@@ -11,6 +11,10 @@ from nanochat_lib.course.grading.page import bars, page, table
 from nanochat_lib.course.grading.resemble import Signatures, nearest_mutant
 from nanochat_lib.course.result import FAILED, PASSED
 
+NOTE = (
+    "Discrimination: the correlation of an exercise with the rest of the marks; near 0 or below it the exercise tells "
+    "the strong from the weak badly. Looks like: the kept wrong answers that fail in the same cases."
+)
 FEW = 5  # learners from which a correlation says something
 
 
@@ -26,9 +30,11 @@ def class_page(found: list[LearnerMark], signatures: Signatures) -> str:
         parts.append(f"<p>Mean {sum(percents) / len(percents):.1f} %, median {middle:.1f} %.</p>")
     for chapter in sorted({name for mark in found for name in mark.chapters}):
         parts.append(_chapter(chapter, found, signatures))
-    lost = [mark.learner for mark in found if not any(one.result for one in mark.chapters.values())]
+    lost = [mark for mark in found if not any(one.result for one in mark.chapters.values())]
     if lost:
-        parts.append(f"<h2>Nothing to grade</h2><p>{escape(', '.join(lost))}</p>")
+        rows = [[mark.learner, mark.ids.get("problem", "no notebook")] for mark in lost]
+        parts.append(f"<h2>Nothing to grade</h2>{table(['learner', 'why'], rows)}")
+    parts.append(f'<p class="dim">{escape(NOTE)}</p>')
     return page("The class", "\n".join(parts))
 
 
@@ -64,7 +70,8 @@ def correlation(a: list[float], b: list[float]) -> str:
     spread = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))
     if spread < 1e-12:
         return "–"
-    return f"{sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread:.2f}"
+    found = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True)) / spread
+    return f"{round(found, 2) + 0.0:.2f}"  # never -0.00
 
 
 def _common(entries: list) -> str:
@@ -74,6 +81,8 @@ def _common(entries: list) -> str:
 
 def _wrong_ways(id: str, entries: list, signatures: Signatures) -> str:
     """Which kept wrong answers the failed ones behave like, and how many do."""
+    if id not in signatures:  # they were left out
+        return "–"
     failed = [entry["rows"] for _, _, entry in entries if entry["status"] == FAILED]
     near = Counter(nearest_mutant(rows, signatures.get(id, {})) for rows in failed)
     other = near.pop("", 0)

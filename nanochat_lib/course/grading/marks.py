@@ -109,7 +109,9 @@ def _by_hand(mark: LearnerMark, notes: list[Note]) -> None:
             written[note.chapter, note.item] = note  # the newest counts
     for (chapter, item), note in written.items():
         mark.chapters[chapter].written += note.points
-        mark.chapters[chapter].comments.append(f"{item}: {note.points:g} points ({note.reason})")
+        mark.chapters[chapter].comments.append(
+            f"{item}: {note.points:g} point{'' if note.points == 1 else 's'} ({note.reason})"
+        )
 
 
 def _lowest(mark: LearnerMark, count: int) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from nanochat_lib.course.grading.archives import Member, shown
 from nanochat_lib.course.grading.key import Key
 from nanochat_lib.course.grading.submissions import AGAIN, Submission
 from nanochat_lib.course.learner import LearnerCell, _cell, _defines
+from nanochat_lib.course.registry import chapters
 from nanochat_lib.errors import UserError
 
 HEAD = re.compile(r"^# ?%%(.*)$")
@@ -107,13 +108,18 @@ def belongs_to(cells: list[LearnerCell], path: str, keys: list[Key]) -> Key | No
     return next((key for key in keys if key.stem in name or name.startswith((key.number, key.stem[3:]))), None)
 
 
+def _another_chapter(path: str) -> bool:
+    """Is it called as a chapter of the course is? Beside the one that is graded nobody wonders about it."""
+    return any(f"{one.number}_{one.topic}" in skeleton(PurePosixPath(path).stem) for one in chapters())
+
+
 def papers(submission: Submission, keys: list[Key]) -> tuple[list[Paper], list[str]]:
     """(the papers of one learner, one a chapter; remarks on files that are none).
 
     Of several files for one chapter the notebook that changed last counts, and a remark names the others.
     """
     by_chapter: dict[str, list[Paper]] = {}
-    remarks = list(submission.remarks)
+    remarks, beside = list(submission.remarks), []
     for file in submission.files:
         try:
             cells = read(file)
@@ -122,7 +128,8 @@ def papers(submission: Submission, keys: list[Key]) -> tuple[list[Paper], list[s
             continue
         key = belongs_to(cells, file.path, keys)
         if key is None:
-            remarks.append(f"{shown(file.path)} has none of the exercises that are graded")
+            line = f"{shown(file.path)} has none of the exercises that are graded"
+            (beside if _another_chapter(file.path) else remarks).append(line)
             continue
         by_chapter.setdefault(key.stem, []).append(Paper(submission.learner, key.stem, file.path, cells, file.modified))
     found = []
@@ -133,7 +140,7 @@ def papers(submission: Submission, keys: list[Key]) -> tuple[list[Paper], list[s
             names = ", ".join(shown(other.path) for other in others)
             paper.remarks.append(f"several files for this chapter: {shown(paper.path)} counts, not {names}")
         found.append(paper)
-    return sorted(found, key=lambda paper: paper.stem), remarks
+    return sorted(found, key=lambda paper: paper.stem), remarks if found else [*remarks, *beside]
 
 
 def _rank(paper: Paper) -> tuple:
