@@ -18,6 +18,7 @@ from nanochat_lib.allocator import environment
 from nanochat_lib.course.parameters import project_root
 from nanochat_lib.errors import UserError
 from nanochat_lib.finish import Stalled, finishing
+from nanochat_lib.launch import Options, decide
 from nanochat_lib.pipeline import open_run
 from nanochat_lib.preempted import Interrupted, Preempted
 from nanochat_lib.presets import RunConfig
@@ -68,6 +69,11 @@ def run_capstone(config: RunConfig, run_dir: str | Path, mine: str = "") -> None
     """
     if not NOTEBOOK.exists():
         raise UserError(f"{NOTEBOOK} is missing; run from a clone of the repository (git checkout chapters)")
+    if (several := decide(Options(), os.environ, tpu=False)).count > 1:
+        raise UserError(
+            f"the notebook runs in one process, {several.count} were asked for; start the stages instead, each in all "
+            f"processes: {', '.join(f'nanochat {stage}' for stage in ('tokenizer', 'pretrain', 'sft', 'rl', 'eval'))}"
+        )
     with finishing(run_dir, config.ops) as ending:
         chat_data.check(config, "mid", "sft", "rl", "eval_chat")
         run = open_run(run_dir, config, accelerator=False, mine=mine)

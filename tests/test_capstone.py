@@ -49,6 +49,14 @@ def test_bad_input_is_found_before_a_kernel_starts(tmp_path, monkeypatch):
         capstone.run_capstone(config, tmp_path / "r")
 
 
+def test_several_processes_are_told_to_start_the_stages(tmp_path, monkeypatch):
+    for name, value in (("COORDINATOR", "127.0.0.1"), ("PROCESSES", "2"), ("PROCESS_ID", "1")):
+        monkeypatch.setenv(f"NANOCHAT_{name}", value)
+    with pytest.raises(UserError, match="one process, 2 were asked for; start the stages instead.*nanochat pretrain"):
+        capstone.run_capstone(presets.preset("cpu-smoke"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_clone_without_chapters_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(capstone, "NOTEBOOK", tmp_path / "12_capstone.ipynb")
     with pytest.raises(UserError, match="12_capstone.ipynb is missing"):
