@@ -125,7 +125,9 @@ def test_plain_papermill_reuses_everything(killed_and_finished, tmp_path):
     ("name", "value", "words"),
     [
         ("presett", "cpu", "preset"),
-        pytest.param("preset", "cpuu", "did you mean cpu", marks=pytest.mark.slow),  # course/test_parameters.py has them
+        pytest.param(
+            "preset", "cpuu", "did you mean cpu", marks=pytest.mark.slow
+        ),  # course/test_parameters.py has them
         pytest.param("seed", "one", "seed must be int", marks=pytest.mark.slow),
     ],
 )

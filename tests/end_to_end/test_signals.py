@@ -217,14 +217,14 @@ def told(folder, stage):
     ]
 
 
-ROUGH = pytest.mark.slow  # the same moments in the other stages
+ROUGH = pytest.mark.slow  # other moments, and stages that take long to compile
 
 
 @pytest.mark.parametrize(
     ("stage", "door", "at", "number"),
     [
         ("sft", "step", 4, TERM),
-        ("rl", "step", 2, TERM),
+        pytest.param("rl", "step", 2, TERM, marks=ROUGH),
         pytest.param("mid", "save", 1, INT, marks=ROUGH),
         pytest.param("mid", "step", 2, TERM, marks=ROUGH),
         pytest.param("mid", "evaluation", 4, TERM, marks=ROUGH),
