@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CHAPTERS = {stem: cells for stem, cells in sources(ROOT).items() if units(cells)}  # the capstone has its own tests
 KILL_SECONDS = 300  # a cell; not a measure, only the end of patience
 PEAK_GB = 2.5
-TWICE = ("01_tokenizer", "05_muon")  # run a second time by default; the others with -m slow
+TWICE = ("01_tokenizer",)  # run a second time by default; the others with -m slow
 SETTINGS = ("right answers", "in other settings", 1)
 each = pytest.mark.parametrize("stem", CHAPTERS)
 
