@@ -40,10 +40,10 @@ def start_lab(folder: Path, *args: str, **env: str) -> dict[str, str]:
         'env -0; printf "ARGS=%s\\0" "$*"\n'
     )
     python.chmod(0o755)
-    read = f"cat '{folder}/pyproject.toml' '{folder}/scripts/setup.sh' | cksum"
+    read = f"cd '{folder}' && cat pyproject.toml scripts/setup.sh scripts/versions.txt | cksum"
     checksum = subprocess.run(["bash", "-c", read], capture_output=True, text=True, check=True).stdout.strip()
     (folder / ".venv/nanochat-setup").write_text(f"checksum={checksum}\nroot={folder}\nextras=\n")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "NANOCHAT_NEWEST"))}
     done = subprocess.run(
         ["bash", str(folder / "scripts/lab.sh"), *args], env=clean | env, capture_output=True, text=True, check=True
     )
