@@ -76,7 +76,8 @@ def report(known: dict[str, str], found: dict[str, str], output: str, status: in
 
 def try_newest(work: Path, only: list[str]) -> tuple[dict[str, str], str, int]:
     """(installed versions, the tests' output, their exit status), in a copy of the last commit in `work`."""
-    subprocess.run(["git", "clone", "--quiet", ROOT, work], check=True)
+    if subprocess.run(["git", "clone", "--quiet", ROOT, work]).returncode:
+        raise SystemExit(f"newest: {ROOT} cannot be cloned with git; run this in a clone of the project")
     project = work / "pyproject.toml"
     project.write_text(loosened(project.read_text(encoding="utf-8")), encoding="utf-8")
     command = ["bash", "scripts/test.sh", *only]
@@ -110,10 +111,14 @@ def main(words: list[str] | None = None) -> int:
         (ROOT / LOCK).write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
         print(f"{LOCK}: {len(lines)} packages")
         return 0
+    try:  # before the tests, which take long
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+        args.report.touch()
+    except OSError as error:
+        parser.error(f"--report {args.report} cannot be written ({error.strerror}); name another file")
     with tempfile.TemporaryDirectory() as folder:
         found, output, status = try_newest(Path(folder) / "nanochat", args.only)
     known = parsed((ROOT / LOCK).read_text(encoding="utf-8").splitlines())
-    args.report.parent.mkdir(parents=True, exist_ok=True)
     args.report.write_text(report(known, found, output, status), encoding="utf-8")
     print(args.report)
     return status

@@ -53,6 +53,7 @@ done
 versions="$root/scripts/versions.txt" # what the tests passed with, without two extras that want older ones
 case " $wanted " in *" nbgrader "* | *" cloud "*) versions=/dev/null ;; esac
 [ -z "${NANOCHAT_NEWEST:-}" ] || versions=/dev/null
+[ -r "$versions" ] || die "scripts/versions.txt is missing; take it back (git checkout scripts), or set NANOCHAT_NEWEST=1 to do without it"
 checksum="$(cat "$root/pyproject.toml" "$0" "$versions" | cksum)"
 accelerators=0
 for extra in $wanted; do

@@ -1,23 +1,19 @@
 """scripts/newest.py: bounds come off, differences are told, and a weekly run says what broke."""
 
-import importlib.util
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+import script_modules
 import yaml
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "newest.py"
 
 
 @pytest.fixture(scope="module")
 def newest():
-    spec = importlib.util.spec_from_file_location("newest", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_modules.load("newest")
 
 
 def requirements(text: str) -> list[str]:
@@ -64,6 +60,18 @@ def test_a_copy_is_tested_and_the_report_outlives_it(newest, tmp_path, monkeypat
     text = (tmp_path / "out/new.md").read_text()
     assert ("pass" in text.splitlines()[0]) == (status == 0) and "| jax | 0.1 | none |" in text
     assert '"jax>=0.1,<0.2"' in (source / "pyproject.toml").read_text()
+
+
+def test_what_cannot_work_is_said_in_one_line_before_the_tests(newest, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(newest, "try_newest", lambda *_: pytest.fail("it has begun"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        newest.main(["--report", str(tmp_path / "file/new.md")])
+    assert "new.md cannot be written" in capsys.readouterr().err.splitlines()[-1]
+    monkeypatch.undo()
+    monkeypatch.setattr(newest, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="cannot be cloned with git; run this in a clone"):
+        newest.main(["--report", str(tmp_path / "new.md")])
 
 
 def test_every_version_is_of_one_system_and_covers_the_projects_own_list(newest):

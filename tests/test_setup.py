@@ -377,6 +377,12 @@ def test_the_versions_that_the_tests_passed_with_are_installed(place: Place, env
     assert f" -c {place.root / file} -e " in line
 
 
+def test_versions_that_are_not_there_are_named(place: Place) -> None:
+    (place.root / "scripts/versions.txt").unlink()
+    assert "versions.txt is missing" in one_line(place.run()) and place.installs() == []
+    assert place.run(NANOCHAT_NEWEST="1").returncode == 0 and place.installs() == ["."]
+
+
 def test_other_versions_are_a_reason_to_install_again(place: Place) -> None:
     place.run()
     (place.root / "scripts/versions.txt").write_text("jax==0.10.3\n")

@@ -1,6 +1,5 @@
 """scripts/solve_course.py: every exercise solved, the pipeline run with all of it, and the same numbers as without."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import script_modules
 
 from nanochat_lib.course.build import sources
 from nanochat_lib.course.exercises import units
@@ -20,10 +20,7 @@ SMALL = ("pretrain.steps=4", "sft.steps=3", "rl.steps=1", "evaluation.chat_max_p
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("solve_course", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_modules.load("solve_course")
 
 
 def start(folder, *words):
