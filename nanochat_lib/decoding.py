@@ -101,30 +101,30 @@ def compiled_decode(
     """
     COMPILES["decode"] += 1
     ends = jnp.array(setup.ends, jnp.int32)
-    run = setup.model.Steps(setup.config, params, cache, dtype=setup.dtype, span=span, size=forced.shape[1])
 
     def proceed(state):
         n, alive, paused = state[:3]
         return (n < steps) & alive.any() & ~paused
 
     def advance(state):
-        n, alive, _, tokens, chances, token, recent = state
-        logits, recent = run.step(recent, token, alive)
+        n, alive, _, tokens, chances, token, cache = state
+        model, dtype = setup.model, setup.dtype
+        logits, cache = model.decode(setup.config, params, token, cache, dtype=dtype, alive=alive, span=span)
         sampled, logprob = sample(logits, keys, held + n, *sampling, greedy, setup.vocab)
         new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
         tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
         chances = chances.at[:, n].set(logprob) if logprobs else None
         token = jnp.where(alive, new, token)
         alive &= ~jnp.isin(token, ends) & (held + n + 1 < limit)
-        return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, chances, token, recent
+        return n + 1, alive, (alive & (token == setup.python[1])).any(), tokens, chances, token, cache
 
     blank = jnp.full(forced.shape, -1, jnp.int32), jnp.zeros(forced.shape, jnp.float32) if logprobs else None
-    state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, run.recent))
-    return *state[3:-1], run.cache(state[-1])
+    state = jax.lax.while_loop(proceed, advance, (jnp.int32(0), alive, jnp.bool_(False), *blank, token, cache))
+    return state[3:]
 
 
 def span_of(longest: int, length: int) -> int:
-    """The span of a decode whose longest text has `longest` tokens in a cache of `length` positions when it begins."""
+    """The span of a decode whose longest text has, at its end, `longest` tokens, in a cache of `length` positions."""
     span = SPAN
     while span < longest:
         span *= 4
@@ -240,7 +240,8 @@ class Batch:
         return np.where(self.alive, self.newest, -1)[:, None], logprob[:, None]
 
     def span(self) -> int:
-        return span_of(max(map(len, self.prompts)) + self.step - 1, self.cache_len)
+        longest = max(map(len, self.prompts)) + min(self.step + CHUNK, int(self.limit.max()))
+        return span_of(longest, self.cache_len)
 
     def append(self, tokens: np.ndarray, logprobs: jax.Array | None) -> None:
         """Takes in new columns: unused ones, -1 in every row, come last; only the last used one closes tool calls."""

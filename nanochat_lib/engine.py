@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib import gpt, steps
+from nanochat_lib import gpt
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
 from nanochat_lib.runtime import check_preempted
@@ -29,12 +29,12 @@ class Engine:
     """Generates from `params` of a model of shape `config`, whose vocabulary holds that of `tokenizer`.
 
     `dtype` is the dtype of computation and cache. `engine.params = …` swaps the weights without compiling again.
-    `model` holds init_cache, prefill, repeat_cache (see nanochat_lib.gpt) and Steps (see nanochat_lib.steps).
+    `model` holds the functions init_cache, prefill, decode and repeat_cache (see nanochat_lib.gpt).
     A row's random numbers depend on its seed, its prompt's place in the batch and its sample number, on nothing else.
     """
 
     def __init__(
-        self, config: GPTConfig, params: gpt.Params, tokenizer: Any, *, dtype: Any = jnp.float32, model: Any = steps
+        self, config: GPTConfig, params: gpt.Params, tokenizer: Any, *, dtype: Any = jnp.float32, model: Any = gpt
     ) -> None:
         if tokenizer.vocab_size > config.vocab_size:
             raise UserError(

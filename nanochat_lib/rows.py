@@ -137,7 +137,7 @@ class Rows:
             forced[row, : len(draw.forced)] = draw.forced[:CHUNK]
         column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
         zeros = np.zeros(count, np.uint32)
-        longest = max(len(self.rows[row].known) for row in draws)
+        longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
         cache, self.cache = self._placed(), None
         tokens, _, _, self.cache = compiled_decode(
             params,

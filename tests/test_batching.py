@@ -277,18 +277,13 @@ class Scripted:
     def init_cache(_config, batch, _length, _dtype, _slack=0):
         return Told(jnp.zeros(batch, jnp.int32), jnp.zeros(batch, jnp.int32))
 
-    class Steps:
-        def __init__(self, config, params, cache, **_sizes):
-            self.config, self.params, self.recent = config, params, cache
-
-        def step(self, recent, token, alive):
-            told = jnp.where(recent.pos == 0, token, recent.k)
-            wanted = self.params["script"][told, recent.pos][:, None]
-            logits = jnp.where(jnp.arange(self.config.vocab_size) == wanted, 50.0, 0.0)
-            return logits, Told(recent.pos + alive, jnp.where(alive, told, recent.k))
-
-        def cache(self, recent):
-            return recent
+    @staticmethod
+    def decode(config, params, token, cache, dtype, alive, span):
+        del dtype, span
+        told = jnp.where(cache.pos == 0, token, cache.k)
+        wanted = params["script"][told, cache.pos][:, None]
+        logits = jnp.where(jnp.arange(config.vocab_size) == wanted, 50.0, 0.0)
+        return logits, Told(cache.pos + alive, jnp.where(alive, told, cache.k))
 
 
 def script(*parts: int | str) -> list[int]:

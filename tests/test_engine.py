@@ -47,16 +47,11 @@ class Scripted:
         cache = cache | {"row": idx[:, 0]}
         return Scripted.logits(config, params, cache), cache
 
-    class Steps:
-        def __init__(self, config, params, cache, **_sizes):
-            self.config, self.params, self.recent = config, params, cache
-
-        def step(self, recent, _token, alive):
-            recent = recent | {"at": recent["at"] + alive}
-            return Scripted.logits(self.config, self.params, recent), recent
-
-        def cache(self, recent):
-            return recent
+    @staticmethod
+    def decode(config, params, _token, cache, dtype, alive, span):
+        del dtype, span
+        cache = cache | {"at": cache["at"] + alive}
+        return Scripted.logits(config, params, cache), cache
 
     @staticmethod
     def repeat_cache(cache, n):
@@ -511,10 +506,11 @@ def test_a_turn_starts_with_a_clean_state() -> None:
 
 def test_inserted_tokens_are_what_the_model_reads_next() -> None:
     class Chain(Scripted):  # the token before decides, not the position
-        class Steps(Scripted.Steps):
-            def step(self, recent, token, _alive):
-                wanted = self.params["script"][0][token][:, None]
-                return jnp.where(jnp.arange(self.config.vocab_size) == wanted, 50.0, 0.0), recent
+        @staticmethod
+        def decode(config, params, token, cache, dtype, alive, span):
+            del dtype, alive, span
+            wanted = params["script"][0][token][:, None]
+            return jnp.where(jnp.arange(config.vocab_size) == wanted, 50.0, 0.0), cache
 
     follows = np.full((1, 300), END, np.float32)
     said = script(PS, "1+2", PE, "x")
