@@ -115,6 +115,17 @@ def test_a_batch_of_different_lengths_equals_its_rows_alone(engine: Engine, para
         assert len(row) == len(prompt) + 10
 
 
+def test_the_engine_decodes_with_the_functions_that_learners_write(params, monkeypatch) -> None:
+    """Their own versions take the library's place by name; a second decode beside it would never call them."""
+    called = []
+    for name in ("decode", "store_token", "cached_attention"):
+        before = getattr(gpt, name)
+        monkeypatch.setattr(gpt, name, lambda *a, name=name, before=before, **k: called.append(name) or before(*a, **k))
+    jax.clear_caches()  # what was compiled before would not be traced again
+    answer(Engine(TINY, params, TOKENIZER), [1, 2], max_tokens=3, temperature=0)
+    assert set(called) == {"decode", "store_token", "cached_attention"}
+
+
 def test_the_textbook_loop_samples_within_top_k(params: gpt.Params) -> None:
     draw = lambda **options: list(naive_generate(TINY, params, [5, 17], 4, **options))  # noqa: E731
     assert draw(top_k=1, seed=1) == draw(temperature=0)
