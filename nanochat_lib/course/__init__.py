@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 
+from nanochat_lib.course.mode import fast
 from nanochat_lib.progress import in_notebook
 
 EXPORTS = {
@@ -19,7 +20,6 @@ EXPORTS = {
     "undo": "saved",
     "note": "notes",
     "progress": "overview",
-    "fast": "mode",
     "about": "mode",
     "show": "showing",
     "volatile": "showing",
@@ -29,12 +29,17 @@ EXPORTS = {
     "text": "exploring",
 }
 
-__all__ = list(EXPORTS)
+__all__ = [*EXPORTS, "fast"]
 
 if in_notebook():  # a chapter that is opened again need not compile again
     from nanochat_lib.compile_cache import keep_compiled
 
     keep_compiled()
+
+if fast():
+    from nanochat_lib.quick_compile import compile_quickly
+
+    compile_quickly()
 
 
 def __getattr__(name: str) -> object:

@@ -13,6 +13,7 @@ import sys
 
 WRAPPER = """
 import json, sys
+import nanochat_lib.course  # in fast mode it makes XLA compile quickly
 from nanochat_lib.compile_cache import keep_compiled
 keep_compiled()
 asked = json.load(sys.stdin)
