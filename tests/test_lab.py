@@ -192,6 +192,9 @@ def test_the_devcontainer_calls_the_same_set_up() -> None:
     interpreter = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert interpreter == "${containerWorkspaceFolder}/.venv/bin/python"
     recipe = (folder / container["build"]["dockerfile"]).read_text(encoding="utf-8")
-    assert int(re.search(r"^FROM python:3\.(\d+)$", recipe, re.MULTILINE)[1]) >= 11
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"][0]
+    tested = (ROOT / "scripts/versions.txt").read_text(encoding="utf-8")
+    for python in (re.search(r"^FROM python:([\d.]+)$", recipe, re.MULTILINE)[1], environment.removeprefix("python=")):
+        assert f"python_version == '{python}' and sys_platform == 'linux'\n" in tested
     assert f"useradd --create-home --shell /bin/bash {container['remoteUser']}\n" in recipe
     assert "pip install" not in recipe + json.dumps(container)  # one list of dependencies
