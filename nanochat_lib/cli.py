@@ -389,9 +389,10 @@ def _grade_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _data_options(parser: argparse.ArgumentParser) -> None:
+    from nanochat_lib import encode_commands
     from nanochat_lib.hub.commands import options
 
-    options(parser)
+    options(parser, {"encode": encode_commands.ACTION})
 
 
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
@@ -399,7 +400,9 @@ COMMANDS: dict[str, Command] = {
     "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
-    "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
+    "data": (
+        data, _data_options, "fetch data sets, list them, or encode shards", "nanochat data get climbmix --shards 8",
+    ),
     "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
     "mid": (

@@ -114,10 +114,10 @@ ACTIONS = {
 }  # fmt: skip
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions to the parser of `nanochat data`."""
+def options(parser: argparse.ArgumentParser, more: dict[str, tuple]) -> None:
+    """Adds the actions, and `more` of them, to the parser of `nanochat data`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    for name, (function, add_options, about, example) in ACTIONS.items():
+    for name, (function, add_options, about, example) in (ACTIONS | more).items():
         sub = actions.add_parser(name, help=about, description=about.capitalize() + ".", epilog=f"example: {example}")
         add_options(sub)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
