@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from nanochat_lib.errors import UserError
 from nanochat_lib.kept_ids import KeptIds
 from nanochat_lib.loader import PretrainLoader, share_states
 from nanochat_lib.presets import DataConfig
+from nanochat_lib.pretrain import fixed_batches
 from nanochat_lib.shards import ShardCorpus
 from nanochat_lib.tokenizer import Tokenizer
 
@@ -212,11 +214,91 @@ def test_a_long_footer(monkeypatch):
 
 def test_the_buffer_keeps_no_row_group_in_memory():
     """Documents that wait are copies: views would hold whole row groups."""
-    corpus = encoded(folder(BUCKET, [[50, 50]]))
-    with stream(corpus, kept_of(corpus), buffer=30) as batches:
+
+    class Arrays(ByteTokenizer):
+        def encode_arrays(self, texts, prepend, num_threads=8):
+            return [np.array(self.encode(text, prepend), np.int32) for text in texts]
+
+    corpus = encoded(folder(BUCKET, [[50, 50]]), Arrays())
+    options = {"epochs": None, "prefetch": 0, "kept": kept_of(corpus)}
+    with PretrainLoader(corpus, Arrays(), "train", 2, 12, 30, **options) as batches:
         waiting = next(batches).buffered
     assert len(waiting) >= 30 and all(document.ids.base is None for document in waiting)
     assert {document.ids.dtype for document in waiting} == {np.dtype("int32")}
+
+
+def test_no_text_is_read_where_ids_are_kept(monkeypatch):
+    corpus = encoded(folder(BUCKET, [[3, 5], [6]]))
+    kept = kept_of(corpus)
+    with stream(ShardCorpus(BUCKET)) as batches:
+        wanted = everything(list(islice(batches, 10)))
+    monkeypatch.setattr(parquet, "read_texts", None)
+    for prefetch in (0, 2):
+        with stream(corpus, kept, prefetch=prefetch) as batches:
+            assert everything(list(islice(batches, 10))) == wanted
+    tried = [fixed_batches(corpus, TOKENIZER, "val", 1, 4, 8, 1, kept=kept) for _ in range(2)]
+    assert bytes(tried[0][0][1][0][:2].tolist()) == b"v0"
+
+
+def test_a_run_goes_on_with_the_other_way_bit_for_bit(tmp_path, monkeypatch, capsys):
+    """Encoding before and ids after the stop, and the reverse: the weights and the log of a run that only encoded."""
+    from nanochat_lib import checkpoint
+    from nanochat_lib.cli import main
+    from nanochat_lib.primer.documents import world_documents
+    from nanochat_lib.primer.world import World
+    from nanochat_lib.step_folders import step_folder
+
+    (tmp_path / "texts").mkdir()
+    texts = list(world_documents(World(0), 60_000))
+    size = len(texts) // 4
+    for i in range(4):
+        shard(
+            tmp_path / f"texts/{i}.parquet",
+            [texts[i * size : (i + 1) * size - 9], ["", *texts[(i + 1) * size - 9 :][:9]]],
+        )
+    settings = (
+        "model.depth=1 tokenizer.vocab_size=400 data.epochs=1000 pretrain.batch_tokens=512 pretrain.device_rows=4 "
+        "pretrain.eval_tokens=512 pretrain.steps=6 pretrain.save_every=3 pretrain.eval_every=3 evaluation.bigram=false"
+    )
+    options = [part for setting in settings.split() for part in ("-s", setting)]
+
+    def pretrain(name, *more):
+        places = ["--run-dir", str(tmp_path / name), "--corpus", str(tmp_path / "texts")]
+        assert main(["pretrain", "--preset", "cpu-smoke", *places, *options, *more]) == 0
+        return capsys.readouterr().out
+
+    def outcome(name):
+        clock = ("seconds", "time", "tokens_per_s", "mfu", "cost_usd")
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        log = [
+            {k: v for k, v in line.items() if k not in clock}
+            for line in lines
+            if line.get("event") not in ("start", "stop")
+        ]
+        state = checkpoint.load(tmp_path / name / "base")[0]
+        figures = json.loads((tmp_path / name / "stages/pretrain.json").read_text())["figures"]
+        return log, {k: np.asarray(v).tobytes() for k, v in state.items()}, figures["skipped"], figures["val_bpb_last"]
+
+    def stopped(source, name):
+        """As `source` was after step 3."""
+        shutil.copytree(tmp_path / source, tmp_path / name)
+        shutil.rmtree(step_folder(tmp_path / name / "base", 6))
+        (tmp_path / name / "stages/pretrain.json").unlink()
+
+    assert "token ids: none kept" in pretrain("encoded")
+    stopped("encoded", "then_kept")
+    assert main(["data", "encode", "--run-dir", str(tmp_path / "encoded"), "--jobs", "1"]) == 0
+    said = pretrain("then_kept")
+    assert f"token ids: kept for 3 of 3 training shards and the validation shard, in {tmp_path}/texts/ids-" in said
+    assert "continuing from step 3" in said
+    pretrain("kept")
+    stopped("kept", "then_encoded")
+    assert "token ids" not in pretrain("then_encoded", "-s", "ops.kept_ids=false")
+    wanted = outcome("encoded")
+    assert wanted[2] > 0 and len(wanted[0]) > 3
+    for name in ("then_kept", "kept", "then_encoded"):
+        for found, as_wanted in zip(outcome(name), wanted, strict=True):
+            assert found == as_wanted, name
 
 
 # ---- what is not used
@@ -443,8 +525,6 @@ def real(tmp_path_factory):
 @pytest.fixture
 def fresh(real):
     """The same, without ids."""
-    import shutil
-
     for path in real[0].glob("ids-*"):
         shutil.rmtree(path)
     return real
