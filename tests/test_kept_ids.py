@@ -301,6 +301,25 @@ def test_a_run_goes_on_with_the_other_way_bit_for_bit(tmp_path, monkeypatch, cap
             assert found == as_wanted, name
 
 
+def test_tokenizer_and_ids_are_made_before_a_chip_is_rented(tmp_path, capsys):
+    """On a machine that the preset is not for; the copy in the store leads the rented one to the same ids."""
+    from nanochat_lib.cli import main
+
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        words = ["".join(rng.choice(list("abcdefgh \n"), 300)) for _ in range(64)]
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        shard(tmp_path / f"texts/{i}.parquet", [words])
+    run = ["--preset", "gpu-1-d12", "--corpus", str(tmp_path / "texts"), "-s", "tokenizer.vocab_size=300"]
+    run += ["-s", f"ops.durable={tmp_path / 'store'}", "--run-dir", str(tmp_path / "run")]
+    assert main(["tokenizer", *run]) == 2 and "JAX sees cpu here" in capsys.readouterr().err
+    assert main(["tokenizer", *run, "--any-machine"]) == 0
+    assert main(["data", "encode", "--run-dir", str(tmp_path / "run"), "--jobs", "1"]) == 0
+    assert main(["pretrain", *run]) == 2 and "JAX sees cpu here" in capsys.readouterr().err
+    tokenizer = Tokenizer.load(tmp_path / "store/tokenizer")
+    assert kept_of(ShardCorpus(tmp_path / "texts"), tokenizer).count("train") == (2, 2)
+
+
 # ---- what is not used
 
 
