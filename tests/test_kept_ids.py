@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from object_stores import gs_server, s3_server
 from shaky import Shaky, folder, shard
 from test_loader import TOKENIZER, ByteTokenizer, arrays
 
@@ -374,6 +375,17 @@ def test_every_byte_that_is_damaged_is_noticed():
         lines_of(kept)
 
 
+def test_a_file_that_lacks_a_row_group_is_not_used():
+    corpus = ShardCorpus(folder(BUCKET, [[2, 1]]))
+    (first,) = corpus.shards["train"]
+    with fsspec.open(f"shaky://{kept_ids.path_of(kept_of(corpus).folder, first)}", "wb") as file:
+        writer = kept_ids.Writer(file, first, TOKENIZER)
+        writer.add(parquet.read_rows(corpus.fs, first, 0))
+        writer.finish()
+    kept = kept_of(corpus)
+    assert "not those of the shard" in lines_of(kept) and kept.count("train") == (0, 1)
+
+
 def test_damage_found_while_reading_is_said_once_and_the_shard_is_encoded():
     corpus = encoded(folder(BUCKET, [[3, 4, 2], [5]]))
     path = ids_files(BUCKET)[0]
@@ -575,6 +587,25 @@ def test_several_processes_make_what_one_makes(fresh):
     assert len(many) == 4 and {path: Path(path).read_bytes() for path in ids_files(shards)} == many
 
 
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_several_processes_write_into_a_real_store(real, kind, tmp_path):
+    """Their clients, in processes of their own; then ids and texts of one row group each by one request."""
+    with s3_server() if kind == "s3" else gs_server("bucket") as server:
+        url = f"{server.bucket('texts')}/corpus" if kind == "s3" else f"{server}/corpus"
+        for path in real[0].glob("*.parquet"):
+            with fsspec.open(f"{url}/{path.name}", "wb") as file:
+                file.write(path.read_bytes())
+        code, err = finish(start(url, real[1], "--jobs", "2"))
+        assert code == 0 and "4 of 4 shards to encode" in err, err
+        tokenizer = Tokenizer.load(real[1])
+        corpus = ShardCorpus(url)
+        kept = kept_of(corpus, tokenizer)
+        assert kept.count("train") == (3, 3) and kept.count("val") == (1, 1)
+        texts = corpus.read_group("train", 4)
+        ids = [row.tolist() for row in kept.read_group("train", 4)[:]]
+        assert ids == tokenizer.encode(texts, prepend=tokenizer.bos_id) and not kept.lines
+
+
 def test_two_at_once_encode_each_shard_once(fresh):
     told = [finish(process) for process in [start(*fresh, "--jobs", "1") for _ in range(2)]]
     assert [code for code, _ in told] == [0, 0], told
@@ -604,6 +635,14 @@ def test_stopped_in_the_middle_and_started_again(fresh, how):
     assert code == 0 and "of 4 shards to encode" in err and "4 of 4" not in err.split("to encode")[0]
     assert len(ids_files(shards)) == 4 and not list(shards.glob("ids-*/*.tmp-*"))
     assert kept_of(ShardCorpus(shards), Tokenizer.load(tokenizer)).count("train") == (3, 3)
+
+
+def test_the_examples_of_the_help_parse():
+    from nanochat_lib.cli import build_parser
+    from nanochat_lib.encode_commands import EXAMPLES
+
+    for line in EXAMPLES.splitlines():
+        assert build_parser().parse_args(line.split()[1:]).action == "encode"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def show(args: argparse.Namespace) -> None:
 
 def _state(entry: DataSet) -> str:
     from nanochat_lib.hub.ledger import sizes
-    from nanochat_lib.hub.local import file_problem, lacking, shards_here
+    from nanochat_lib.hub.local import file_problem, ids_here, lacking, shards_here
+    from nanochat_lib.hub.pool import format_bytes
 
     if not isinstance(entry, Shards):
         missing = lacking(entry)
@@ -64,6 +65,8 @@ def _state(entry: DataSet) -> str:
     words.append(
         "validation shard" if entry.validation() in good else f"MISSING: validation shard {entry.validation()}"
     )
+    if ids := ids_here(entry):
+        words.append(f"token ids, {len(ids):,} files, {format_bytes(sum(file.stat().st_size for file in ids))}")
     return "; ".join([*words, *(f"broken: {name}, {problem}" for name, problem in bad.items())])
 
 
