@@ -34,7 +34,7 @@ def _stages(args: argparse.Namespace, *names: str) -> None:
     config = run_config(args)
     folder = args.run_dir or default_run_dir(config)
     with finishing(folder, config.ops) as ending:
-        opened = open_run(folder, config, any_machine=getattr(args, "any_machine", False))
+        opened = open_run(folder, config, **({"any_machine": True} if getattr(args, "any_machine", False) else {}))
         ending.opened = True
         for name in names:
             _show(getattr(opened, name)().figures)
