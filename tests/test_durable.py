@@ -114,10 +114,10 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, tmp_path, damage):
+def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, run, tmp_path, damage):
     hurt, words = DAMAGE[damage]
     hurt(inside(copy, 20))
-    before = contents(inside(copy, 20))
+    before, good = contents(inside(copy, 20)), contents(inside(copy, 10))
     fresh = RunCopy(copy.url, tmp_path / "fresh")
     step, problems = fresh.newest(tmp_path / "fresh" / "base")
     assert step == 10 and len(problems) == 1 and words in problems[0] and copy.url in problems[0]
@@ -125,6 +125,28 @@ def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, tmp_path,
     assert [p.name for p in (tmp_path / "fresh" / "base").iterdir()] == ["step_00000010"]
     fresh.prune(tmp_path / "fresh" / "base", 1, -1)
     assert contents(inside(copy, 20)) == before
+    assert contents(inside(copy, 10)) == good  # the newest that is whole
+    assert fresh.newest(tmp_path / "fresh" / "base") == (10, problems)
+    fresh.run_dir = run  # it comes to step 20 by itself
+    fresh.open()
+    fresh.push(place(run, 20))
+    assert fresh.checkpoints(run / "base") == ([10, 20], [])
+
+
+@pytest.mark.parametrize("meanwhile", ["without a manifest", "of other sizes"])
+def test_a_checkpoint_that_is_written_anew_is_looked_at_anew(copy, run, meanwhile):
+    """Sizes are remembered from one look to the next; another machine may repair what was wrong."""
+    manifest = "base/step_00000020/manifest.json"
+    files = copy.store.read_json(manifest)
+    assert copy.checkpoints(run / "base") == ([10, 20], [])
+    copy.store.write("base/step_00000020/meta.json", bytes(77))
+    if meanwhile == "without a manifest":
+        copy.store.remove([manifest])
+    steps, problems = copy.checkpoints(run / "base")
+    assert steps == [10] and len(problems) == 1
+    files["files"]["meta.json"]["size"] = 77
+    copy.store.write(manifest, json.dumps(files).encode())
+    assert copy.checkpoints(run / "base") == ([10, 20], [])
 
 
 def test_stray_objects_harm_nothing(copy, tmp_path):
