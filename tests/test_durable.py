@@ -235,6 +235,29 @@ def test_a_checkpoint_written_again_replaces_the_one_there(copy, run, tmp_path):
     assert before == {p: p.stat().st_mtime_ns for p in inside(copy, 20).rglob("*")}
 
 
+def test_a_replacement_that_stops_half_way_is_no_mixture_that_counts(copy, run, monkeypatch):
+    """The objects have the same sizes as before: nothing but the missing manifest tells."""
+    checkpoint.save(run / "base", 20, {"params": {"w": jnp.arange(4.0) * 99}}, {"step": 20}, {}, keep=9)
+
+    def fail(folder, names, under):
+        raise StoreError("network gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy.store, "put_all", fail)
+        with pytest.raises(StoreError, match="network gone"):
+            copy.push(place(run, 20))
+    assert copy.checkpoints(run / "base")[0] == [10]
+
+
+def test_a_copy_that_was_begun_later_catches_up(copy, run):
+    shutil.rmtree(place(run, 30))
+    assert copy.catch_up(run / "base") == ""  # it has 20
+    assert copy.catch_up(run / "sft") == ""
+    checkpoint.save(run / "base", 40, {"x": jnp.zeros(1)}, {"step": 40}, keep=9)
+    assert copy.catch_up(run / "base") == f"{copy.url}: checkpoint 40 of base copied there"
+    assert copy.checkpoints(run / "base") == ([10, 20, 40], []) and copy.catch_up(run / "base") == ""
+
+
 def test_only_changed_files_are_sent_again(copy, run, monkeypatch):
     sent = []
     plain = copy.store.write
