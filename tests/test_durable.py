@@ -152,7 +152,7 @@ def test_a_checkpoint_that_is_written_anew_is_looked_at_anew(copy, run, meanwhil
 def test_stray_objects_harm_nothing(copy, tmp_path):
     for name in (".DS_Store", "base/.DS_Store", "base/step_00000020/.DS_Store", "base/step_00000099", "base/step_20/x",
                  "base/step_00000030_old/manifest.json", "base/notes/step_00000040/manifest.json", "config.json.bak",
-                 "stages/pretrain.json.tmp-12345678"):  # fmt: skip
+                 "stages/pretrain.json.tmp-12345678", "tokenizer/tokenizer.json.tmp-12345678"):  # fmt: skip
         copy.store.write(name, b"{}")
     fresh = RunCopy(copy.url, tmp_path / "fresh")
     assert "6 files" in fresh.open()
