@@ -289,7 +289,10 @@ def test_a_run_goes_on_with_the_other_way_bit_for_bit(tmp_path, monkeypatch, cap
     assert "token ids: none kept" in pretrain("encoded")
     stopped("encoded", "then_kept")
     assert main(["data", "encode", "--run-dir", str(tmp_path / "encoded"), "--jobs", "1"]) == 0
+    splits, read = set(), KeptIds.read_group
+    monkeypatch.setattr(KeptIds, "read_group", lambda kept, *group: splits.add(group[0]) or read(kept, *group))
     said = pretrain("then_kept")
+    assert splits == {"train", "val"}
     assert f"token ids: kept for 3 of 3 training shards and the validation shard, in {tmp_path}/texts/ids-" in said
     assert "continuing from step 3" in said
     pretrain("kept")
