@@ -34,7 +34,7 @@ def _stages(args: argparse.Namespace, *names: str) -> None:
     config = run_config(args)
     folder = args.run_dir or default_run_dir(config)
     with finishing(folder, config.ops) as ending:
-        opened = open_run(folder, config)
+        opened = open_run(folder, config, **({"any_machine": True} if getattr(args, "any_machine", False) else {}))
         ending.opened = True
         for name in names:
             _show(getattr(opened, name)().figures)
@@ -270,6 +270,14 @@ def _stage_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option}", metavar=placeholder, help=about)
 
 
+def _tokenizer_options(parser: argparse.ArgumentParser) -> None:
+    _stage_options(parser)
+    parser.add_argument(
+        "--any-machine", action="store_true",
+        help="train it here, whatever machine the preset is for: before one is rented (then `nanochat data encode`)",
+    )  # fmt: skip
+
+
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help=f"folder of the run (default: runs/{DEFAULT_PRESET})")
 
@@ -389,9 +397,10 @@ def _grade_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _data_options(parser: argparse.ArgumentParser) -> None:
+    from nanochat_lib import encode_commands
     from nanochat_lib.hub.commands import options
 
-    options(parser)
+    options(parser, {"encode": encode_commands.ACTION})
 
 
 Command = tuple[Callable[[argparse.Namespace], "int | None"], Callable[[argparse.ArgumentParser], None], str, str]
@@ -399,8 +408,10 @@ COMMANDS: dict[str, Command] = {
     "run": (run, _whole_run_options, "run the whole pipeline, or continue it", "nanochat run --preset cpu --seed 1"),
     "presets": (presets, _presets_options, "list the presets, or show one", "nanochat presets cpu"),
     "doctor": (doctor, _doctor_options, "check this machine and what fits on it", "nanochat doctor"),
-    "data": (data, _data_options, "fetch data sets, or list them", "nanochat data get climbmix --preset gpu-8-d24"),
-    "tokenizer": (tokenizer, _stage_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
+    "data": (
+        data, _data_options, "fetch data sets, list them, or encode shards", "nanochat data get climbmix --shards 8",
+    ),
+    "tokenizer": (tokenizer, _tokenizer_options, "train the tokenizer", "nanochat tokenizer --corpus my_texts/"),
     "pretrain": (pretrain, _stage_options, "train the base model", "nanochat pretrain --run-dir runs/mine --seed 1"),
     "mid": (
         mid, _stage_options, "midtraining, an optional stage before sft",

@@ -35,6 +35,7 @@ class RunCopy:
         self.url, self.run_dir, self.store = url.rstrip("/"), Path(run_dir), Store(url)
         self._sent: dict[str, tuple[int, int]] = {}  # name -> (bytes, time of change) of the file as it was uploaded
         self._manifests: dict[str, dict[str, int]] = {}  # checkpoint -> sizes, of those read before
+        self._damaged: dict[str, str] = {}  # checkpoint -> what was wrong with its bytes when it was fetched
         self.fresh_at: float | None = None  # time of the last change there, as far as known
 
     @classmethod
@@ -137,6 +138,8 @@ class RunCopy:
         return sorted(complete), wrong
 
     def _problem(self, name: str, found: dict[str, int]) -> str:
+        if name in self._damaged:
+            return self._damaged[name]
         if storage.MANIFEST not in found:
             self._manifests.pop(name, None)
             return f"{self.url}/{name} was never finished: {len(found)} objects without {storage.MANIFEST}"
@@ -165,6 +168,7 @@ class RunCopy:
             if not found:
                 here = step
                 break
+            self._damaged[self.name(step_folders.step_folder(folder, step))] = found[0]  # no reason to remove others
         return here, wrong + problems
 
     def _fetch(self, folder: Path, step: int) -> list[str]:
@@ -227,6 +231,7 @@ class RunCopy:
         """Makes the checkpoint valid: its objects are all there."""
         self.store.write(f"{name}/{storage.MANIFEST}", manifest)
         self._manifests.pop(name, None)
+        self._damaged.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Makes a checkpoint invalid, so that its objects may be replaced or removed."""

@@ -204,7 +204,7 @@ def corpus_bpb(subject: Model) -> dict:
     import jax
 
     from nanochat_lib.evaluate.bpb import bits_per_byte
-    from nanochat_lib.pretrain import bpb_splits, fixed_batches
+    from nanochat_lib.pretrain import bpb_splits, fixed_batches, kept_ids_of
     from nanochat_lib.sharding import own_rows, param_sharding
     from nanochat_lib.train_step import make_eval_step
     from nanochat_lib.trainer import on_devices, open_mesh
@@ -220,10 +220,11 @@ def corpus_bpb(subject: Model) -> dict:
             for name, leaf in params.items()
         }
     eval_step, token_bytes = make_eval_step(model, dtype=subject.compute.dtype), tokenizer.token_bytes()
-    found = {}
+    found, data = {}, run.config.data
+    kept = kept_ids_of(run.corpus, tokenizer, run.config.ops.kept_ids)
     for name, split in ({"train_bpb": "train"} | bpb_splits(run.corpus)).items():
         batches = fixed_batches(
-            run.corpus, tokenizer, split, rows, model.sequence_len, stage.eval_tokens, run.config.data.buffer_docs, mine
+            run.corpus, tokenizer, split, rows, model.sequence_len, stage.eval_tokens, data.buffer_docs, mine, kept
         )
         found[name] = bits_per_byte(eval_step, params, on_devices(mesh, batches), token_bytes)
     return found

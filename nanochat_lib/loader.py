@@ -23,6 +23,7 @@ from nanochat_lib.supply import ChatReport, chat_report, check_enough
 
 if TYPE_CHECKING:
     from nanochat_lib.corpus import Corpus
+    from nanochat_lib.kept_ids import KeptIds
     from nanochat_lib.tokenizer import Tokenizer
 
 __all__ = [
@@ -78,6 +79,8 @@ class PretrainLoader(_Loader):
     an earlier loader with the same settings) the stream goes on token for token after that batch. Raises UserError for
     an empty split, more processes than documents (or than row groups, of shards), a state of other settings, and when
     `epochs` readings are used up. Algorithm: nanochat's BOS-aligned best fit.
+
+    `kept` ids of the corpus are read instead of encoding its texts; batches, counts and states are the same.
     """
 
     def __init__(
@@ -95,8 +98,9 @@ class PretrainLoader(_Loader):
         prefetch: int = 2,
         fetch_docs: int = FETCH_DOCS,
         state: dict | None = None,
+        kept: KeptIds | None = None,
     ) -> None:
-        share = open_share(corpus, split, rank, world, epochs)
+        share = open_share(corpus, split, rank, world, epochs, kept)
         rows = DocumentRows(
             tokenizer,
             split,

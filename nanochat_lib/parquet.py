@@ -56,10 +56,11 @@ def is_local(fs: fsspec.AbstractFileSystem) -> bool:
     return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
 
 
-def retried(fs: fsspec.AbstractFileSystem, what: str, work: Callable[[], Any]) -> Any:
+def retried(fs: fsspec.AbstractFileSystem, what: str, work: Callable[[], Any], done: str = "read") -> Any:
     """`work()`; from a bucket tried again after WAITS, whatever went wrong: a network's errors have no common type.
 
-    UserError with the last error in the end, and at once for what is missing or forbidden.
+    UserError with the last error in the end, and at once for what is missing or forbidden. `done` is its word for what
+    was tried.
     """
     waits = [] if is_local(fs) else list(WAITS)
     while True:
@@ -71,7 +72,7 @@ def retried(fs: fsspec.AbstractFileSystem, what: str, work: Callable[[], Any]) -
             if isinstance(error, FINAL) or not waits:
                 kind, *rest = [type(error).__name__, *str(error).splitlines()]
                 raise UserError(
-                    f"{what} cannot be read: {': '.join([kind, *rest[:1]])}; check name, access and network"
+                    f"{what} cannot be {done}: {': '.join([kind, *rest[:1]])}; check name, access and network"
                 ) from None
             time.sleep(waits.pop(0))
 
@@ -139,6 +140,15 @@ def read_texts(fs: fsspec.AbstractFileSystem, shard: Shard, group: int) -> list[
         return [_usable(text) for text in texts]
     except _pyarrow_errors() as error:
         raise damaged(shard.path, shard.size, f"row group {group}: {error}") from None
+
+
+def read_rows(fs: fsspec.AbstractFileSystem, shard: Shard, group: int) -> list[tuple[str | None, str]]:
+    """`read_texts`, as many as the footer says; else UserError."""
+    rows = read_texts(fs, shard, group)
+    if len(rows) != shard.rows[group]:
+        reason = f"row group {group} has {len(rows):,} rows, its footer says {shard.rows[group]:,}"
+        raise damaged(shard.path, shard.size, reason)
+    return rows
 
 
 def _usable(text: str | bytes | None) -> tuple[str | None, str]:

@@ -59,16 +59,19 @@ def backend(in_child: bool = False) -> str:
     return jax.default_backend()
 
 
-def check_runnable(config: RunConfig, accelerator: bool = True) -> None:
+def check_runnable(config: RunConfig, accelerator: bool = True, any_machine: bool = False) -> None:
     """Raises UserError when this machine or this version cannot run `config`, before anything is spent.
 
     `accelerator=False` leaves JAX's devices alone: a TPU belongs to one process, and that is to be the notebook's.
+    `any_machine`: what is asked for needs no accelerator and is not lost with a rented one, so none is looked for.
     """
     presets.validate(config)
     if accelerator:
         from nanochat_lib import distributed
 
         distributed.start()  # before anything asks JAX for its devices
+    if any_machine:
+        return
     target = config.target
     have = "cpu" if target.kind == "cpu" else backend(in_child=not accelerator)
     if have != target.kind:
@@ -92,10 +95,13 @@ def check_durable(config: RunConfig) -> None:
         )
 
 
-def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, mine: str = "") -> Run:
+def open_run(
+    run_dir: str | Path, config: RunConfig, accelerator: bool = True, mine: str = "", any_machine: bool = False
+) -> Run:
     """The run in `run_dir`, created there when the folder is new.
 
-    `mine` names exercises whose functions of the learner's the run uses: "all" or "id,id".
+    `mine` names exercises whose functions of the learner's the run uses: "all" or "id,id". `any_machine`: for a stage
+    that needs no accelerator.
 
     Raises UserError when the folder holds a run of another configuration, is in use by another process, cannot be
     written, or when its disk is nearly full.
@@ -107,7 +113,7 @@ def open_run(run_dir: str | Path, config: RunConfig, accelerator: bool = True, m
     if config.ops.durable and "://" not in config.ops.durable:
         path = Path(config.ops.durable).expanduser().absolute()
         config = replace(config, ops=replace(config.ops, durable=str(path)))
-    check_runnable(config, accelerator)
+    check_runnable(config, accelerator, any_machine)
     if mine:
         from nanochat_lib.course import borrow
 

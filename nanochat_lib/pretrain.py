@@ -15,12 +15,14 @@ from nanochat_lib.corpus import Corpus, byte_bigram_bpb
 from nanochat_lib.engine import Engine
 from nanochat_lib.evaluate.bpb import bits_per_byte
 from nanochat_lib.gpt import param_shapes
+from nanochat_lib.kept_ids import KeptIds
 from nanochat_lib.kernels.tiles import describe
 from nanochat_lib.metrics import MetricsLog, first_and_last
 from nanochat_lib.plan import compute_here
 from nanochat_lib.presets import RunConfig
 from nanochat_lib.price import price_here
 from nanochat_lib.sharding import check_parameters, micro_batches, own_rows, replicate
+from nanochat_lib.shards import ShardCorpus
 from nanochat_lib.sizing import GPTConfig, count_params, flops_per_token
 from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.tokenizer_input import MAX_DOC_CAP, capped
@@ -54,14 +56,26 @@ def fixed_batches(
     tokens: int,
     buffer_docs: int,
     mine: np.ndarray | slice = slice(None),
+    kept: KeptIds | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The first `tokens` tokens of a split as (inputs, targets) batches, the same at every evaluation.
 
     `mine` are the rows of each batch that this process keeps; all processes read the same batches.
     """
-    stream = loader.PretrainLoader(corpus, tokenizer, split, rows, length, buffer_docs, epochs=None, prefetch=0)
+    stream = loader.PretrainLoader(
+        corpus, tokenizer, split, rows, length, buffer_docs, epochs=None, prefetch=0, kept=kept
+    )
     count = max(tokens // (rows * length), 1)
     return [(batch.inputs[mine].copy(), batch.targets[mine].copy()) for batch in islice(stream, count)]
+
+
+def kept_ids_of(corpus: Corpus, tokenizer: Tokenizer, wanted: bool = True) -> KeptIds | None:
+    """The token ids that are kept of a corpus of shards, said in a line; None for other corpora or when not wanted."""
+    if not (wanted and isinstance(corpus, ShardCorpus)):
+        return None
+    kept = KeptIds(corpus, tokenizer.fingerprint)
+    distributed.say(kept.line())
+    return kept
 
 
 def step_batches(stream: loader.PretrainLoader, micro_batches: int) -> Iterator[StepBatch]:
@@ -123,6 +137,7 @@ def pretrain(
     rows, length = stage.device_rows * devices, model.sequence_len
     mine = own_rows(mesh, rows)
     parts = micro_batches(plan.batch_tokens, stage.device_rows, length, devices)
+    kept = kept_ids_of(corpus, tokenizer, config.ops.kept_ids)
     loader.check_enough(
         corpus,
         tokenizer,
@@ -139,7 +154,7 @@ def pretrain(
     token_bytes = tokenizer.token_bytes()
     eval_step = make_eval_step(model, dtype=dtype)
     held_out = {
-        name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs, mine)
+        name: fixed_batches(corpus, tokenizer, split, rows, length, stage.eval_tokens, data.buffer_docs, mine, kept)
         for name, split in bpb_splits(corpus).items()
     }
     fixed = guards.probe_rows(held_out["val_bpb"][0], mine, stage.device_rows)
@@ -160,7 +175,7 @@ def pretrain(
     def batches(loader_state: dict | None, _state: Callable[[], TrainState]) -> Iterator[StepBatch]:
         stream = loader.PretrainLoader(
             corpus, tokenizer, "train", len(mine), length, data.buffer_docs, epochs=data.epochs, state=loader_state,
-            rank=distributed.index(), world=distributed.count(),
+            rank=distributed.index(), world=distributed.count(), kept=kept,
         )  # fmt: skip
         streams.append(stream)
         return step_batches(stream, parts)

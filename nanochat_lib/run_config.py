@@ -196,6 +196,7 @@ class OpsConfig:
     on_finish: str = "stay"  # shutdown: the machine is switched off when the run is done, has failed or was ended
     finish_seconds: float = 120.0  # between the line that says so and the switching off
     grace_seconds: float = 25.0  # from SIGTERM or Ctrl-C to the end, whatever the process is doing
+    kept_ids: bool = True  # pretraining reads the token ids kept beside shards (`nanochat data encode`); false: encodes
     guard_steps: int = 10  # steps of each start that guards.py checks whole; -1: all, 0: none
     usd_per_hour: float = -1.0  # what the whole machine costs; 0: an own one; -1: by hardware.py's table of chips
     spot: bool = False  # the machine is rented at the price of one that may be taken away

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -131,25 +131,36 @@ class ShardCorpus(Corpus):
         """The texts of row group `number`, None where a row has none that can be trained on."""
         split = self._side(split)
         group = self._groups[split][number]
-        rows = parquet.read_texts(self.fs, group.shard, group.index)
-        if len(rows) != group.rows:
-            reason = f"row group {group.index} has {len(rows):,} rows, its footer says {group.rows:,}"
-            raise parquet.damaged(group.shard.path, group.shard.size, reason)
-        with self._lock:
-            if (split, number) not in self._seen:
-                self._seen.add((split, number))
-                for row, (text, reason) in enumerate(rows, start=1):
-                    if text is None:
-                        self.report.skip(f"{group.shard.name}, row group {group.index}, row {row}", reason)
+        rows = parquet.read_rows(self.fs, group.shard, group.index)
+        self.note_without_text(
+            split, number, lambda: [(row, reason) for row, (text, reason) in enumerate(rows) if text is None]
+        )
         return [text for text, _ in rows]
 
-    def read_ahead(self, split: str, numbers: Iterable[int]) -> Prefetcher:
-        """(number, texts) of the row groups `numbers`; a thread fetches the next ones meanwhile. Close it."""
+    def note_without_text(self, split: str, number: int, found: Callable[[], list[tuple[int, str]]]) -> None:
+        """Counts the rows `found()` (row, why) of a row group in the report, when it is read for the first time."""
+        split = self._side(split)
+        with self._lock:
+            if (split, number) in self._seen:
+                return
+            self._seen.add((split, number))
+            group = self._groups[split][number]
+            for row, reason in found():
+                self.report.skip(f"{group.shard.name}, row group {group.index}, row {row + 1}", reason)
+
+    def read_ahead(
+        self, split: str, numbers: Iterable[int], read: Callable[[str, int], Sequence] | None = None
+    ) -> Prefetcher:
+        """(number, rows) of the row groups `numbers`; a thread fetches the next ones meanwhile. Close it.
+
+        `read(split, number)` gives the rows, by default their texts.
+        """
+        read = read or self.read_group
         largest = max(shard.size // len(shard.rows) for shard in self.shards[self._side(split)] if shard.rows)
 
-        def groups() -> Iterator[tuple[int, list[str | None]]]:
+        def groups() -> Iterator[tuple[int, Sequence]]:
             for number in numbers:
-                yield number, self.read_group(split, number)
+                yield number, read(split, number)
 
         return Prefetcher(groups(), depth=1 if largest < AHEAD_BYTES else 0)
 

@@ -16,7 +16,10 @@ from nanochat_lib.shards import ShardCorpus
 from nanochat_lib.streams import Cursor
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from nanochat_lib.corpus import Corpus
+    from nanochat_lib.kept_ids import GroupIds, KeptIds
     from nanochat_lib.prefetch import Prefetcher
 
 
@@ -95,8 +98,12 @@ class EveryRowGroup:
 
     kind = "row groups"
 
-    def __init__(self, corpus: ShardCorpus, split: str, rank: int, world: int, epochs: float | None) -> None:
+    def __init__(
+        self, corpus: ShardCorpus, split: str, rank: int, world: int, epochs: float | None, kept: KeptIds | None = None
+    ) -> None:
+        """`kept`: ids that are handed out in place of texts where there are any."""
         self.corpus, self.split, self.rank, self.world = corpus, split, rank, world
+        self._read = kept.read_group if kept else None
         self.groups = corpus.groups(split)
         self.size, self.documents = len(self.groups), corpus.num_documents(split)
         limit = None if epochs is None else math.ceil(epochs * self.documents)
@@ -114,7 +121,7 @@ class EveryRowGroup:
         self.pending: list[list[int]] = []
         self.newest = rank  # the item that was read last
         self._stream: Prefetcher | None = None
-        self._item, self._texts = -1, []  # the row group in hand
+        self._item, self._in_hand = -1, []  # a row group
 
     @property
     def goal(self) -> int:
@@ -137,8 +144,11 @@ class EveryRowGroup:
         self.position, self.newest, self.read = state["position"], state["newest"], state["read"]
         self.pending = [list(pair) for pair in state["pending"]]
 
-    def fetch(self, most: int) -> tuple[int, list[str]]:
-        """The next rows of one row group, as nanochat fetches them; those without text are left out."""
+    def fetch(self, most: int) -> tuple[int, list[str] | list[np.ndarray]]:
+        """The next rows of one row group, as nanochat fetches them; those without text are left out.
+
+        Texts, or ids where they are kept: arrays that begin with BOS, to be copied before they are kept for long.
+        """
         while self.pending or self.readings.allowed(self.position):
             if not self.pending:
                 self.pending.append([self.position, 0])
@@ -151,15 +161,15 @@ class EveryRowGroup:
             if end == self.readings.allowed(item) or row >= end:
                 del self.pending[0]
             if row < end:
-                return len(chunk), [text for text in chunk if text is not None]
+                return len(chunk), [row for row in chunk if row is not None]
         return 0, []
 
-    def _rows(self, item: int) -> list[str | None]:
+    def _rows(self, item: int) -> list[str | None] | GroupIds:
         if item != self._item:
             if self._stream is None:
-                self._stream = self.corpus.read_ahead(self.split, self._coming())
-            self._item, (_, self._texts) = item, next(self._stream)
-        return self._texts
+                self._stream = self.corpus.read_ahead(self.split, self._coming(), self._read)
+            self._item, (_, self._in_hand) = item, next(self._stream)
+        return self._in_hand
 
     def _coming(self) -> Iterator[int]:
         """The row groups that will be asked for, in order. Knows nothing of this object: a thread runs ahead in it."""
@@ -171,7 +181,7 @@ class EveryRowGroup:
     def close(self) -> None:
         """Ends the reading thread; the next `fetch` begins a new one."""
         stream, self._stream = self._stream, None
-        self._item, self._texts = -1, []
+        self._item, self._in_hand = -1, []
         if stream is not None:
             stream.close()
 
@@ -194,11 +204,15 @@ def deal_groups(states: Sequence[dict], starts: Sequence[int], rank: int) -> dic
 
 
 def open_share(
-    corpus: Corpus, split: str, rank: int, world: int, epochs: float | None
+    corpus: Corpus, split: str, rank: int, world: int, epochs: float | None, kept: KeptIds | None = None
 ) -> EveryDocument | EveryRowGroup:
-    """The share of process `rank` of `world` in `epochs` readings of a split (None: without end)."""
-    kind = EveryRowGroup if isinstance(corpus, ShardCorpus) else EveryDocument
-    return kind(corpus, split, rank, world, epochs)
+    """The share of process `rank` of `world` in `epochs` readings of a split (None: without end).
+
+    From shards it hands out the ids that are `kept` of them.
+    """
+    if isinstance(corpus, ShardCorpus):
+        return EveryRowGroup(corpus, split, rank, world, epochs, kept)
+    return EveryDocument(corpus, split, rank, world, epochs)
 
 
 def smallest_share(corpus: Corpus, split: str, world: int, epochs: float) -> int:

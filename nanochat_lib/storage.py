@@ -14,9 +14,11 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from nanochat_lib.errors import UserError
 
@@ -92,15 +94,19 @@ def temporary_name(path: str | Path) -> Path:
     return path.with_name(f"{path.name}{TEMPORARY}{uuid.uuid4().hex[:8]}")
 
 
-def atomic_write_bytes(path: str | Path, data: bytes) -> None:
-    """Writes `data` to `path`, whole or not at all; folders on the way are made. UserError when the disk refuses."""
+@contextlib.contextmanager
+def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
+    """An open file that becomes `path` when the block ends well, and is gone when it does not.
+
+    Folders on the way are made. UserError when the disk refuses.
+    """
     path = Path(path)
     temporary = temporary_name(path)
     with clear_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -108,6 +114,12 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         _flush(path.parent)
+
+
+def atomic_write_bytes(path: str | Path, data: bytes) -> None:
+    """Writes `data` to `path`, whole or not at all; folders on the way are made. UserError when the disk refuses."""
+    with atomic_file(path) as file:
+        file.write(data)
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
@@ -136,6 +148,39 @@ def read_json(path: str | Path) -> object:
         return json.loads(data)
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}): delete it and create it again") from None
+
+
+@contextlib.contextmanager
+def alone(path: str | Path, wait: float, doing: str, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock file `path`; another process that does the same is waited for, `wait` seconds at most.
+
+    `doing` and `what` word it for messages: "fetching", "climbmix". The lock is the operating system's, so it ends with
+    the process that holds it, however that ends.
+    """
+    import fcntl
+
+    path = Path(path)
+    with clear_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = open(path, "a", encoding="utf-8")
+    with handle:
+        began, told = time.monotonic(), False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waited = time.monotonic() - began
+            if waited >= wait:
+                raise UserError(
+                    f"another process has been {doing} {what} into {path.parent} for {waited:.0f} s or more: "
+                    "wait for it, end it, or allow more with --wait SECONDS"
+                )
+            if not told:
+                say(f"another process is {doing} it; waiting for it up to {wait:.0f} s")
+                told = True
+            time.sleep(min(0.5, wait - waited))
+        yield
 
 
 def publish_dir(temporary: str | Path, final: str | Path) -> Path:

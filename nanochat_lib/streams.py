@@ -114,8 +114,8 @@ class Share(Protocol):
 class DocumentShare(Share, Protocol):
     documents: int  # in one epoch, over all processes
 
-    def fetch(self, most: int) -> tuple[int, list[str]]:
-        """(documents read, at most `most`; the texts of those that have one); (0, []) at the end."""
+    def fetch(self, most: int) -> tuple[int, list[str] | list[np.ndarray]]:
+        """(documents read, at most `most`; the texts of those that have one, or their ids); (0, []) at the end."""
 
     def close(self) -> None: ...
 
@@ -165,13 +165,15 @@ class DocumentRows(Rows):
 
     def refill(self) -> bool:
         while (fetched := self.share.fetch(self.fetch_docs))[0]:
-            count, texts = fetched
-            rows = self.encode(texts, prepend=self.tokenizer.bos_id)
+            count, rows = fetched
+            kept = bool(rows) and isinstance(rows[0], np.ndarray)
+            if not kept:
+                rows = self.encode(rows, prepend=self.tokenizer.bos_id)
             rows = [ids for ids in rows if len(ids) > 1]  # a document without text would put two BOS side by side
             self.counts["dropped"] += count - len(rows)
             self.barren = 0 if rows else self.barren + count
             for ids in rows:
-                self.packer.add(ids, owned=self.arrays)
+                self.packer.add(ids, owned=self.arrays and not kept)
             if rows:
                 return True
             if self.barren >= self.share.documents:

@@ -22,8 +22,8 @@ DEAREST = (
     "course/test_chapters", "end_to_end/test_whole_course", "test_train_step", "end_to_end/test_cpu_smoke",
     "end_to_end/test_signals", "multi_process/test_two_processes", "test_mesh_step", "test_guards", "test_attention",
     "test_rl", "test_engine", "test_losses", "test_optim", "test_batching", "course/test_site",
-    "end_to_end/test_crashes", "test_kv_cache", "test_preflight", "test_gpt", "serve/test_serve_model", "test_saver",
-    "test_twin", "test_import_order",
+    "end_to_end/test_crashes", "test_kept_ids", "test_kv_cache", "test_preflight", "test_gpt", "serve/test_serve_model",
+    "test_saver", "test_twin", "test_import_order",
 )  # fmt: skip
 
 

@@ -114,10 +114,10 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, tmp_path, damage):
+def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, run, tmp_path, damage):
     hurt, words = DAMAGE[damage]
     hurt(inside(copy, 20))
-    before = contents(inside(copy, 20))
+    before, good = contents(inside(copy, 20)), contents(inside(copy, 10))
     fresh = RunCopy(copy.url, tmp_path / "fresh")
     step, problems = fresh.newest(tmp_path / "fresh" / "base")
     assert step == 10 and len(problems) == 1 and words in problems[0] and copy.url in problems[0]
@@ -125,12 +125,34 @@ def test_what_does_not_hold_in_the_store_is_named_and_left_alone(copy, tmp_path,
     assert [p.name for p in (tmp_path / "fresh" / "base").iterdir()] == ["step_00000010"]
     fresh.prune(tmp_path / "fresh" / "base", 1, -1)
     assert contents(inside(copy, 20)) == before
+    assert contents(inside(copy, 10)) == good  # the newest that is whole
+    assert fresh.newest(tmp_path / "fresh" / "base") == (10, problems)
+    fresh.run_dir = run  # it comes to step 20 by itself
+    fresh.open()
+    fresh.push(place(run, 20))
+    assert fresh.checkpoints(run / "base") == ([10, 20], [])
+
+
+@pytest.mark.parametrize("meanwhile", ["without a manifest", "of other sizes"])
+def test_a_checkpoint_that_is_written_anew_is_looked_at_anew(copy, run, meanwhile):
+    """Sizes are remembered from one look to the next; another machine may repair what was wrong."""
+    manifest = "base/step_00000020/manifest.json"
+    files = copy.store.read_json(manifest)
+    assert copy.checkpoints(run / "base") == ([10, 20], [])
+    copy.store.write("base/step_00000020/meta.json", bytes(77))
+    if meanwhile == "without a manifest":
+        copy.store.remove([manifest])
+    steps, problems = copy.checkpoints(run / "base")
+    assert steps == [10] and len(problems) == 1
+    files["files"]["meta.json"]["size"] = 77
+    copy.store.write(manifest, json.dumps(files).encode())
+    assert copy.checkpoints(run / "base") == ([10, 20], [])
 
 
 def test_stray_objects_harm_nothing(copy, tmp_path):
     for name in (".DS_Store", "base/.DS_Store", "base/step_00000020/.DS_Store", "base/step_00000099", "base/step_20/x",
                  "base/step_00000030_old/manifest.json", "base/notes/step_00000040/manifest.json", "config.json.bak",
-                 "stages/pretrain.json.tmp-12345678"):  # fmt: skip
+                 "stages/pretrain.json.tmp-12345678", "tokenizer/tokenizer.json.tmp-12345678"):  # fmt: skip
         copy.store.write(name, b"{}")
     fresh = RunCopy(copy.url, tmp_path / "fresh")
     assert "6 files" in fresh.open()
@@ -211,6 +233,29 @@ def test_a_checkpoint_written_again_replaces_the_one_there(copy, run, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in inside(copy, 20).rglob("*")}
     copy.push(place(run, 20))  # it is there: nothing is sent
     assert before == {p: p.stat().st_mtime_ns for p in inside(copy, 20).rglob("*")}
+
+
+def test_a_replacement_that_stops_half_way_is_no_mixture_that_counts(copy, run, monkeypatch):
+    """The objects have the same sizes as before: nothing but the missing manifest tells."""
+    checkpoint.save(run / "base", 20, {"params": {"w": jnp.arange(4.0) * 99}}, {"step": 20}, {}, keep=9)
+
+    def fail(folder, names, under):
+        raise StoreError("network gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy.store, "put_all", fail)
+        with pytest.raises(StoreError, match="network gone"):
+            copy.push(place(run, 20))
+    assert copy.checkpoints(run / "base")[0] == [10]
+
+
+def test_a_copy_that_was_begun_later_catches_up(copy, run):
+    shutil.rmtree(place(run, 30))
+    assert copy.catch_up(run / "base") == ""  # it has 20
+    assert copy.catch_up(run / "sft") == ""
+    checkpoint.save(run / "base", 40, {"x": jnp.zeros(1)}, {"step": 40}, keep=9)
+    assert copy.catch_up(run / "base") == f"{copy.url}: checkpoint 40 of base copied there"
+    assert copy.checkpoints(run / "base") == ([10, 20, 40], []) and copy.catch_up(run / "base") == ""
 
 
 def test_only_changed_files_are_sent_again(copy, run, monkeypatch):

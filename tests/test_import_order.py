@@ -17,15 +17,15 @@ ORDER = """
     finish supervise
     identity hub
     tokenizer_input bpe cuts tokenizer compression conversation
-    prefetch parquet corpus_base primer corpus_files shards corpus
-    packing streams shares supply loader
+    prefetch parquet corpus_base primer corpus_files shards kept_ids corpus
+    packing streams shares supply loader encode_ids
     compute kernels table_gradient attention fp8 layers kv_cache losses gpt
     sharding collectives muon optim train_step plan
     objects step_folders arrays durable run_folder saver checkpoint metrics guards trainer
     twin twin_optim upstream
     calculator sampling decoding engine answer_text rows requests batching
     tasks rewards chat_data evaluate pretrain sft rollouts rl compiled preflight serve
-    report course evaluations pipeline convert capstone eval_commands cli __main__
+    report course evaluations pipeline convert capstone eval_commands encode_commands cli __main__
 """.split()
 
 HEAVY = {

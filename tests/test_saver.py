@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -77,6 +78,49 @@ def test_an_array_is_copied_before_its_memory_is_used_again():
     leaf, host = jnp.arange(1000.0), np.arange(3)
     assert arrays.own_copy(leaf).unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
     assert not np.shares_memory(arrays.own_copy(host), host)
+
+
+def test_it_returns_when_the_arrays_are_in_host_memory_and_not_before(tmp_path, monkeypatch):
+    """An accelerator's arrays are not copied before the writing begins, and the next step reuses their memory."""
+    order, plain = [], arrays.write
+
+    def write(place, leaves, copied):
+        time.sleep(0.3)
+        order.append("copied")
+        plain(place, leaves, copied)
+
+    monkeypatch.setattr(arrays, "write", write)
+    saver = Saver(tmp_path)
+    saver.save(1, state_at(1), {"step": 1})
+    order.append("returned")
+    saver.wait()
+    assert order == ["copied", "returned"]
+
+
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_checkpoint_of_the_same_step_is_replaced_or_set_aside_if_it_is_damaged(tmp_path, damaged):
+    """What is damaged stays for a person to look at."""
+    saver = Saver(tmp_path)
+    saver.save(1, state_at(1), {"step": 1})
+    saver.wait()
+    meta = step_folders.step_folder(tmp_path, 1) / "meta.json"
+    if damaged:
+        meta.write_text("{}")
+    saver.save(1, state_at(7), {"step": 1})
+    saver.wait()
+    assert int(checkpoint.load(tmp_path)[0]["step"]) == 7
+    aside = [path for path in tmp_path.iterdir() if ".damaged-" in path.name]
+    assert len(list(tmp_path.iterdir())) == 1 + damaged == 1 + len(aside)
+    assert all((path / "meta.json").read_text() == "{}" for path in aside)
+
+
+def test_room_is_asked_for_before_anything_is_written(tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(arrays, "write", lambda *args: begun.append(1))
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: 10)
+    with pytest.raises(UserError, match="bytes and 10 are free") as e:
+        Saver(tmp_path).save(1, state_at(1), {"step": 1})
+    assert "\n" not in str(e.value) and not begun and not list(tmp_path.iterdir())
 
 
 def test_nothing_is_read_from_the_arrays_once_they_are_copied(tmp_path):

@@ -44,7 +44,8 @@ def show(args: argparse.Namespace) -> None:
 
 def _state(entry: DataSet) -> str:
     from nanochat_lib.hub.ledger import sizes
-    from nanochat_lib.hub.local import file_problem, lacking, shards_here
+    from nanochat_lib.hub.local import file_problem, ids_here, lacking, shards_here
+    from nanochat_lib.hub.pool import format_bytes
 
     if not isinstance(entry, Shards):
         missing = lacking(entry)
@@ -64,6 +65,8 @@ def _state(entry: DataSet) -> str:
     words.append(
         "validation shard" if entry.validation() in good else f"MISSING: validation shard {entry.validation()}"
     )
+    if ids := ids_here(entry):
+        words.append(f"token ids, {len(ids):,} files, {format_bytes(sum(file.stat().st_size for file in ids))}")
     return "; ".join([*words, *(f"broken: {name}, {problem}" for name, problem in bad.items())])
 
 
@@ -114,10 +117,10 @@ ACTIONS = {
 }  # fmt: skip
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """Adds the actions to the parser of `nanochat data`."""
+def options(parser: argparse.ArgumentParser, more: dict[str, tuple]) -> None:
+    """Adds the actions, and `more` of them, to the parser of `nanochat data`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=type(parser))
-    for name, (function, add_options, about, example) in ACTIONS.items():
+    for name, (function, add_options, about, example) in (ACTIONS | more).items():
         sub = actions.add_parser(name, help=about, description=about.capitalize() + ".", epilog=f"example: {example}")
         add_options(sub)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")

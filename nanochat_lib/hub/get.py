@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
+from nanochat_lib import storage
 from nanochat_lib.errors import UserError
 from nanochat_lib.home import base_dir
 from nanochat_lib.hub import ledger
 from nanochat_lib.hub.local import file_problem, lacking
 from nanochat_lib.hub.sets import DataSet, OneFile, Shards
-from nanochat_lib.storage import check_room, clear_disk_errors
+from nanochat_lib.storage import check_room
 
 NAMED = 5  # missing files that a message names
 
@@ -23,36 +22,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def alone(entry: DataSet, wait: float) -> Iterator[None]:
-    """Holds the data set for this process; another one that fetches it is waited for, `wait` seconds at most.
-
-    The lock is the operating system's, so it ends with the process that holds it, however that ends.
-    """
-    import fcntl
-
+def alone(entry: DataSet, wait: float) -> contextlib.AbstractContextManager[None]:
+    """Holds the data set for this process; another one that fetches it is waited for, `wait` seconds at most."""
     path = base_dir() / f".{entry.name}.lock"
-    with clear_disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(path, "a", encoding="utf-8")
-    with handle:
-        began, told = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - began
-            if waited >= wait:
-                raise UserError(
-                    f"another process has been fetching {entry.name} into {base_dir()} for {waited:.0f} s or more: "
-                    "wait for it, end it, or allow more with --wait SECONDS"
-                )
-            if not told:
-                say(f"{entry.name}: another process is fetching it; waiting for it up to {wait:.0f} s")
-                told = True
-            time.sleep(min(0.5, wait - waited))
-        yield
+    return storage.alone(path, wait, "fetching", entry.name, lambda text: say(f"{entry.name}: {text}"))
 
 
 def get(entries: list[DataSet], shards: int, workers: int, wait: float) -> int:

@@ -98,10 +98,17 @@ def shards_here(entry: Shards) -> list[str]:
     return sorted(path.name for path in folder.glob("shard_*.parquet"))
 
 
+def ids_here(entry: Shards) -> list[Path]:
+    """Files of token ids that `nanochat data encode` keeps beside the shards, of all tokenizers, usable or not."""
+    return sorted((base_dir() / entry.where).glob("ids-*/*.ids"))
+
+
 def bytes_here(entry: DataSet) -> tuple[int, int]:
-    """(bytes of finished files, bytes of unfinished ones) on disk."""
+    """(bytes of finished files, bytes of unfinished ones) on disk, without token ids."""
     path = base_dir() / entry.where
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path] if path.is_file() else []
+    if isinstance(entry, Shards):
+        files = [file for file in files if not file.parent.name.startswith("ids-")]
     if isinstance(entry, OneFile):
         files += list(base_dir().glob(f"{entry.file}{TEMPORARY}*"))
     sizes = [(TEMPORARY in file.name, file.stat().st_size) for file in files]

@@ -3,7 +3,8 @@
 Both read the same shards with the same tokenizer, and their rows are compared, so a ratio is only printed for equal
 work. "Per core" divides by CPU seconds of all threads, "wall" by the clock. The second table leaves byte-pair encoding
 out: a stand-in for the tokenizer hands out ids that were made before, what remains is reading, packing and copying. The
-third reads the same shards from a bucket.
+third compares what a run does whose shards were encoded before (`nanochat data encode`) with the plain implementation,
+which encodes at every reading; what encoding them once has cost is beside it. The last reads the shards from a bucket.
 
     python scripts/bench/loader.py --rows 512 --buffers 100 1000 10000
     python scripts/bench/loader.py --shards ~/.cache/nanochat/base_data_climbmix --tokenizer runs/x/tokenizer
@@ -16,6 +17,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import fsspec
@@ -25,13 +27,16 @@ import pyarrow.parquet as pq
 from fsspec.implementations.memory import MemoryFileSystem
 
 from nanochat_lib.corpus import open_corpus
+from nanochat_lib.kept_ids import KeptIds, path_of, write_shard
 from nanochat_lib.loader import PretrainLoader
 from nanochat_lib.presets import DataConfig
 from nanochat_lib.shards import ShardCorpus
+from nanochat_lib.storage import atomic_file
 from nanochat_lib.tokenizer import Tokenizer
 
 BATCH_ROWS = 8
 TURN_ROWS = 4 * BATCH_ROWS
+LONGER = 20  # ids that are kept are read so fast that a figure by itself needs more rows
 
 
 def plain_loader(
@@ -68,9 +73,11 @@ def plain_loader(
         yield row
 
 
-def our_loader(corpus: ShardCorpus, tokenizer: Tokenizer, length: int, buffer_size: int) -> Iterator[tuple]:
+def our_loader(
+    corpus: ShardCorpus, tokenizer: Tokenizer, length: int, buffer_size: int, kept: KeptIds | None = None
+) -> Iterator[tuple]:
     """The same rows from the library, as inputs and targets."""
-    options = {"epochs": None, "prefetch": 0}
+    options = {"epochs": None, "prefetch": 0, "kept": kept}
     with PretrainLoader(corpus, tokenizer, "train", BATCH_ROWS, length, buffer_size, **options) as batches:
         for batch in batches:
             yield from zip(batch.inputs, batch.targets, strict=True)
@@ -151,11 +158,11 @@ def write_shards(folder: Path, documents: int, characters: float) -> None:
         pq.write_table(table, path, row_group_size=1024, **options)
 
 
-def measured(streams: list[Iterator], count: int) -> list[tuple[float, float]]:
+def measured(streams: list[Iterator], count: int, same: bool = True) -> list[tuple[float, float]]:
     """(CPU seconds, seconds) of `count` rows of each stream, after those that fill its buffer.
 
     The streams work in turn, a few batches each, so that what else the machine does meets all of them. Ends
-    the program when their rows differ.
+    the program when their rows differ, which are to be the `same`.
     """
     for stream in streams:
         for _ in range(BATCH_ROWS):
@@ -170,7 +177,9 @@ def measured(streams: list[Iterator], count: int) -> list[tuple[float, float]]:
             before = time.process_time(), time.perf_counter()
             made.append([next(stream) for _ in range(TURN_ROWS)])
             spent[i] += np.subtract((time.process_time(), time.perf_counter()), before)
-        if any((whole(a) != whole(b)).any() for other in made[1:] for a, b in zip(made[0], other, strict=True)):
+        if same and any(
+            (whole(a) != whole(b)).any() for other in made[1:] for a, b in zip(made[0], other, strict=True)
+        ):
             raise SystemExit("the loaders disagree: their rows are not the same")
     for stream in streams:
         stream.close()
@@ -178,22 +187,67 @@ def measured(streams: list[Iterator], count: int) -> list[tuple[float, float]]:
 
 
 def compare(
-    paths: list[Path], corpus: ShardCorpus, tokenizer: OneThread | ReadyIds, options: argparse.Namespace
-) -> None:
-    """A line for each buffer size."""
+    paths: list[Path],
+    corpus: ShardCorpus,
+    tokenizer: OneThread | ReadyIds,
+    options: argparse.Namespace,
+    kept: KeptIds | None = None,
+) -> list[list[float]]:
+    """A line for each buffer size; (plain, ours) CPU seconds a token of each."""
+    costs = []
     tokens = options.rows * options.sequence_len
     print(
         f"{'buffer':>8} {'plain: per core':>17} {'wall':>13} {'ours: per core':>17} {'wall':>13} {'ratio per core':>15}"
     )
     for size in options.buffers:
         plain = plain_loader(paths, tokenizer, options.sequence_len, size)
-        ours = our_loader(corpus, tokenizer, options.sequence_len, size)
+        ours = our_loader(corpus, tokenizer, options.sequence_len, size, kept)
         found = measured([plain, ours], options.rows)
         figures = [tokens / seconds for pair in found for seconds in pair]
         print(
             f"{size:>8,} {figures[0]:>11,.0f} tok/s {figures[1]:>7,.0f} tok/s "
             f"{figures[2]:>11,.0f} tok/s {figures[3]:>7,.0f} tok/s {figures[2] / figures[0]:>14.2f}x"
         )
+        costs.append([cpu / tokens for cpu, _ in found])
+    return costs
+
+
+def compare_kept(
+    paths: list[Path], corpus: ShardCorpus, tokenizer: Tokenizer, options: argparse.Namespace, encoding: float
+) -> None:
+    """With ids that are kept, against the plain loader; by themselves; and against encoding at every reading.
+
+    `encoding`: CPU seconds a trained token of our loader when it encodes, at the last of the buffers' sizes.
+    """
+    kept, once = keep(corpus, tokenizer)
+    compare(paths, corpus, OneThread(tokenizer), options, kept)
+    count, length = LONGER * options.rows, options.sequence_len
+    streams = [our_loader(corpus, tokenizer, length, size, kept) for size in options.buffers]
+    costs = [cpu / (count * length) for cpu, _ in measured(streams, count, same=False)]
+    speeds = ", ".join(f"{1 / cost:,.0f} at {size:,}" for size, cost in zip(options.buffers, costs, strict=True))
+    print(
+        f"ours in turn, {count:,} rows each: tok/s per core {speeds}; slowest / fastest {min(costs) / max(costs):.2f}"
+    )
+    how = {"epochs": None, "prefetch": 0, "kept": kept}
+    with PretrainLoader(corpus, tokenizer, "train", BATCH_ROWS, length, options.buffers[-1], **how) as batches:
+        *_, last = islice(batches, count // BATCH_ROWS)
+    tokens = sum(block.ids for shard in corpus.shards["train"] for block in kept.files[shard.name].blocks)
+    trained = count * length / (last.consumed / corpus.num_documents("train") * tokens)  # the others are cut off
+    print(
+        f"encoding once: {1 / once:,.0f} tok/s per core, {kept.bytes / 1e6:,.1f} MB beside "
+        f"{sum(path.stat().st_size for path in paths) / 1e6:,.1f} MB of shards; it has paid after "
+        f"{once / (trained * (encoding - costs[-1])):.2f} readings by this loader, which encodes otherwise"
+    )
+
+
+def keep(corpus: ShardCorpus, tokenizer: Tokenizer) -> tuple[KeptIds, float]:
+    """(the ids of the training shards, kept now; CPU seconds that took for each token, in this process alone)."""
+    kept = KeptIds(corpus, tokenizer.fingerprint)
+    tokens, before = 0, time.process_time()
+    for shard in corpus.shards["train"]:
+        with atomic_file(path_of(kept.folder, shard)) as file:
+            tokens += write_shard(corpus.fs, shard, tokenizer, file)[1]
+    return KeptIds(corpus, tokenizer.fingerprint), (time.process_time() - before) / tokens
 
 
 def from_buckets(folder: Path, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
@@ -250,9 +304,11 @@ def main() -> None:
             f"{size:,} documents, {options.rows:,} rows of {options.sequence_len + 1:,} tokens, same rows on both sides"
         )
         print("\nthe whole loader, encoding in one thread")
-        compare(paths, corpus, OneThread(tokenizer), options)
+        encoding = compare(paths, corpus, OneThread(tokenizer), options)
         print("\nwithout byte-pair encoding: ids that were made before, lists for the plain loader, arrays for ours")
         compare(paths, corpus, ReadyIds(tokenizer, list(corpus.documents("train"))), options)
+        print("\nids kept: ours reads the ids of an earlier `data encode`, the plain loader encodes")
+        compare_kept(paths, corpus, tokenizer, options, encoding[-1][1])
         print("\nlocal shards and a bucket, buffer 1,000, encoding in as many threads as there are cores")
         from_buckets(folder, tokenizer, options)
 

@@ -117,9 +117,10 @@ class Door:
 
 
 def setup(door: Door) -> None:
-    from nanochat_lib import corpus
+    from nanochat_lib import chat_data, corpus
 
     door.before(corpus, "open_corpus")
+    door.before(chat_data.ChatData, "mixture")  # a stage that reads conversations opens no corpus
 
 
 def compiler(door: Door) -> None:

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from calling import HALF, ONE, VALIDATION, ZERO, get, on_disk, part_of, same
+from calling import HALF, ONE, VALIDATION, ZERO, get, leave_part, on_disk, part_of, same
 from loopback import Fault
 from samples import CLIMBMIX, SHARDS, bundle, parquet
 
@@ -119,6 +119,17 @@ def test_too_little_room_is_said_before_the_first_byte(hub, home, capsys, monkey
     assert code == 2 and err.startswith("nanochat: cannot write")
     assert f"needs {needed:,} bytes and 1,000 are free" in err
     assert hub.asked("GET", ZERO) == []
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_room_is_needed_for_what_is_missing_of_a_file_only(missing: int, hub, home, capsys, monkeypatch) -> None:
+    from nanochat_lib import storage
+
+    leave_part(home, SHARDS[ZERO][:HALF])
+    needed = len(SHARDS[ZERO]) + len(SHARDS[VALIDATION]) - HALF
+    monkeypatch.setattr(storage, "free_bytes", lambda path: needed - missing)
+    code, err = get(capsys, "climbmix", "--shards", "1")
+    assert code == 2 * missing and ("are free" in err) == bool(missing), err
 
 
 def test_a_disk_that_fills_up_stops_everything_and_keeps_what_is_there(hub, home, capsys, naps, monkeypatch) -> None:

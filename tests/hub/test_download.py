@@ -144,6 +144,30 @@ def test_what_is_absent_is_named_and_the_rest_is_kept(hub, home, capsys, naps) -
     assert code == 0 and "fetching 2 files" in err
 
 
+@pytest.mark.parametrize("status", [400, 418, 501])
+def test_what_another_try_does_not_mend_is_not_tried_again(status: int, hub, home, capsys, naps) -> None:
+    hub.faults[f"resolve/{ZERO}"] = [Fault("status", status)]
+    code, err = get(capsys, "climbmix", "--shards", "1")
+    assert code == 1 and naps == [] and f"climbmix/{ZERO}: {status}, " in err and "tries" not in err
+    same(home, VALIDATION)
+
+
+def test_a_split_of_which_a_file_failed_has_no_list_yet(hub, home, capsys, naps) -> None:
+    """Whoever finds the list may read the split."""
+    for split, count in (("train", 3), ("test", 1)):
+        for i in range(count):
+            hub.add("openai/gsm8k", f"main/{split}/{i:04d}.parquet", parquet(i, 5), "refs/convert/parquet")
+    hub.faults["main/train/0001.parquet"] = [Fault("status", 403)]
+    code, err = get(capsys, "gsm8k")
+    folder = home / "task_data/openai--gsm8k/main"
+    assert code == 1 and "gsm8k/main/train/00001.parquet: 403" in err
+    assert not (folder / "train/manifest.json").exists() and (folder / "test/manifest.json").exists()
+    code, err = get(capsys, "gsm8k")
+    assert code == 0 and "fetching 1 file," in err
+    assert json.loads((folder / "train/manifest.json").read_text()) == [f"0000{i}.parquet" for i in range(3)]
+    assert [(folder / f"train/0000{i}.parquet").read_bytes() for i in range(3)] == [parquet(i, 5) for i in range(3)]
+
+
 def test_a_split_that_is_not_there(hub, home, capsys) -> None:
     hub.add("openai/gsm8k", "main/train/0000.parquet", parquet(1, 5), "refs/convert/parquet")
     code, err = get(capsys, "gsm8k")

@@ -120,7 +120,14 @@ def test_the_list_says_what_is_there_missing_and_broken(home, capsys) -> None:
     assert lines["gsm8k"].strip() == "missing: main/test"
     assert lines["core"].strip() == "nothing there; 2.0 kB of unfinished files"
     shard(home, "shard_06542.parquet")
-    assert "MISSING" not in call(capsys, "list")[1]
+    before = call(capsys, "list")[1]
+    assert "MISSING" not in before and "token ids" not in before
+    ids = home / "base_data_climbmix/ids-0123"
+    ids.mkdir()
+    (ids / "shard_00000.parquet.ids").write_bytes(bytes(3000))
+    (ids / "shard_00007.parquet.ids.tmp-1").write_bytes(bytes(500))
+    after = call(capsys, "list")[1]
+    assert "; token ids, 1 files, 3.0 kB" in after and after.replace("; token ids, 1 files, 3.0 kB", "") == before
 
 
 def test_notes_that_were_cut_or_are_not_ours_do_no_harm(home) -> None:
