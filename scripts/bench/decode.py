@@ -79,11 +79,12 @@ def plain_loop(config: GPTConfig, params: gpt.Params, prompts: np.ndarray, new: 
 class EagerLoop:
     """The plain loop once more, with the PyTorch twin's layers: a prompt in one pass, then a token a row and call."""
 
-    def __init__(self, config: GPTConfig, params: gpt.Params) -> None:
+    def __init__(self, config: GPTConfig, params: gpt.Params, threads: int) -> None:
         import torch
 
         from nanochat_lib import twin
 
+        torch.set_num_threads(threads)
         self.torch, self.twin, self.config, self.model = torch, twin, config, twin.build(config, params)
         like = torch.zeros(1)
         self.tables = twin.rotation(config.sequence_len, config.n_embd // config.n_head, self.model.recipe, like)
@@ -210,7 +211,10 @@ def main() -> None:
     parser.add_argument(
         "--repeat", type=int, default=5, help="runs of each side, by turns; the best counts (default 5)"
     )
-    parser.add_argument("--torch", action="store_true", help="also the twin's eager loop in PyTorch")
+    parser.add_argument(
+        "--torch", type=int, nargs="?", const=1, metavar="THREADS",
+        help="also the twin's eager loop in PyTorch, on so many threads (default 1: more pay for large models)",
+    )  # fmt: skip
     args = parser.parse_args()
 
     heads = {"n_head": args.heads, "n_kv_head": args.heads}
@@ -230,7 +234,7 @@ def main() -> None:
         f"memory of a row: {plain_row:,} bytes in the plain loop; {sizes['total']:,} in the engine "
         f"({sizes['full']:,} full layers, {sizes['window']:,} windows, {sizes['state']:,} state)"
     )
-    eager = EagerLoop(config, params) if args.torch else None
+    eager = EagerLoop(config, params, args.torch) if args.torch else None
     print(
         f"{'rows':>5} {'plain loop':>16} {'batching':>16} {'ratio':>7} {'offline':>16} {'ratio':>7}"
         + f" {'eager PyTorch':>16} {'batching to it':>15}" * (eager is not None)
