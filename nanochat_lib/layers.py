@@ -56,9 +56,14 @@ def softcap(logits: jax.Array, cap: float) -> jax.Array:
 def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     """x Wᵀ in x's dtype: (…, in), float32 [out, in] → (…, out). The weight's gradient is summed in float32.
 
+    A single row is multiplied as a vector, which a CPU does twice as fast as a matrix of one row: XLA merges such a
+    product with what stands before and behind it, and the merged loop is slow.
     The derivative is written out because the order of its product matters: see `_weight_gradient`.
     """
-    return x @ weight.astype(x.dtype).T
+    weight = weight.astype(x.dtype)
+    if x.size == x.shape[-1]:
+        return (weight @ x.reshape(-1)).reshape(*x.shape[:-1], -1)
+    return x @ weight.T
 
 
 def _linear_forward(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

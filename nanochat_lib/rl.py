@@ -3,8 +3,9 @@
 A simplified GRPO that comes close to REINFORCE with the group's mean as baseline, as in nanochat: on-policy, no
 reference model, no ratio clipping, advantages not divided by their deviation. Unlike in nanochat, the loss is averaged
 over all tokens of the step (DAPO, arXiv:2503.14476), not within each pass, the end token that the model sampled is
-trained too, the rate of a step in which no answer was better than another is zero, and every step compares the
-log-probabilities of sampler and trainer.
+trained too, the rate of a step in which no answer was better than another is zero, every step compares the
+log-probabilities of sampler and trainer, questions come in a new random order each epoch, and held-out questions are
+answered greedily as well.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nanochat_lib.checkpoint import load_model
 from nanochat_lib.conversation import render_for_completion
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
+from nanochat_lib.evaluate.results import gather_shares, own_share
 from nanochat_lib.evaluate.scores import pass_at_k, unbiased_pass_at_k
 from nanochat_lib.gpt import param_shapes
 from nanochat_lib.losses import token_nll
@@ -102,18 +104,15 @@ def held_out_reward(
 
     The processes share the questions; each question has a seed of its own, so their number changes no answer.
     """
-    count, world = min(stage.eval_questions, len(task)), distributed.count()
-    questions = list(range(distributed.index(), count, world))
+    count = min(stage.eval_questions, len(task))
+    questions = own_share(count)
     seeds = np.random.default_rng(EVAL_SEED).integers(2**31, size=count)[questions].tolist()
     with distributed.own_pace():
         sampled = rollout(engine, tokenizer, task, questions, stage.eval_samples, stage, seeds, reward=reward)
         greedy = rollout(engine, tokenizer, task, questions, 1, stage, seeds, temperature=0.0, reward=reward)
 
     def everyones(values: np.ndarray) -> np.ndarray:
-        values = np.asarray(values, np.float32)
-        room = np.full((-(-count // world) - len(values), values.shape[1]), np.nan, np.float32)
-        every = distributed.gather(np.concatenate([values, room]))
-        return every[~np.isnan(every[:, 0])]
+        return gather_shares(np.asarray(values, np.float32), count)
 
     correct = everyones(sampled.correct)
     return {
@@ -184,9 +183,14 @@ def rl(
             gains = advantages(out.rewards)
             arrays = to_batch(out.sequences, out.masks, gains, length, tokenizer.bos_id, micro_rows)
             log = compared(compare, state.params, mesh, arrays, out.logprobs)
-            every = distributed.gather(np.concatenate([out.rewards, out.correct, out.ended], axis=1))
-            given, right, ended = np.split(every, 3, axis=1)
-            log |= {"correct": float(right.mean()), "ended": float(ended.mean())}
+            shares = [out.rewards, out.correct, out.ended, out.lengths]
+            every = distributed.gather(np.concatenate(shares, axis=1, dtype=np.float32))
+            given, right, ended, lengths = np.split(every, 4, axis=1)
+            log |= {
+                "correct": float(right.mean()),
+                "ended": float(ended.mean()),
+                "answer_tokens": float(lengths.mean()),
+            }
             shown = {"reward": float(given.mean()), "collapsed": collapsed(given)}
             yield StepBatch(arrays, 1 + step * per_step // len(task), log=shown, quiet=log)
 
@@ -226,6 +230,8 @@ def rl(
         "heldout_questions": len(held_out),
         "reward_first": figures["reward_heldout_first"],
         "reward_last": figures["reward_heldout_last"],
+        "answer_tokens_first": records[0].get("answer_tokens") if records else None,
+        "answer_tokens_last": records[-1].get("answer_tokens") if records else None,
         "collapsed_share": mean("collapsed"),
         "idle_steps": sum(r["collapsed"] == 1 for r in records),
         "logprob_diff": mean("logprob_diff"),

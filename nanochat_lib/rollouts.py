@@ -45,6 +45,7 @@ class Rollout:
     rewards: np.ndarray  # (Q, S) float32
     correct: np.ndarray  # (Q, S) bool: whether the answer is right, whatever is rewarded
     ended: np.ndarray  # (Q, S) bool: whether the model ended it, before the limit
+    lengths: np.ndarray  # (Q, S) int32: tokens of the answer, tool results and the end token included
 
     def __iter__(self) -> Iterator:
         return iter((self.sequences, self.masks, self.rewards))
@@ -81,15 +82,16 @@ def rollout(
     )
     reward = reward or task.reward
     shape = (len(questions), samples)
-    rewards, correct = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    rewards, correct, lengths = (np.zeros(shape, dtype) for dtype in (np.float32, bool, np.int32))
     ended = np.array([reason == "end" for reason in out.finished]).reshape(shape)
     for row, ids in enumerate(out.sequences):
         place = divmod(row, samples)
         conversation, prompt = conversations[place[0]], prompts[place[0]]
+        lengths[place] = len(ids) - len(prompt)
         answer = tokenizer.decode(ids[len(prompt) : len(ids) - ended[place]])  # the end token is no part of the text
         rewards[place] = reward(conversation, answer)
         correct[place] = task.evaluate(conversation, answer) > 0
-    return Rollout(out.sequences, out.masks, out.logprobs, rewards, correct, ended)
+    return Rollout(out.sequences, out.masks, out.logprobs, rewards, correct, ended, lengths)
 
 
 def to_batch(

@@ -115,6 +115,7 @@ CHOICES = {
     "ops.on_finish": ON_FINISH,
 }
 MAX_DEPTH = 1000
+SHORTEST_PROMPT = 16  # tokens that an open question needs at least
 MAX_DOC_CAP = 500_000  # characters: longer runs of blanks crash the tokenizer's trainer
 
 
@@ -182,6 +183,11 @@ def check_batch(name: str, batch: int, rows: int, sequence_len: int, devices: in
         )
 
 
+def least_room(context: int) -> int:
+    """Tokens of a context that the longest answer must leave for its question."""
+    return min(SHORTEST_PROMPT, context // 2)
+
+
 def validate(config: RunConfig) -> None:
     """Checks that settings are in range and fit each other, before anything is spent. Raises UserError."""
     check_compute(config)
@@ -198,12 +204,17 @@ def validate(config: RunConfig) -> None:
         raise UserError(f"tokenizer.doc_cap is {config.tokenizer.doc_cap:,}, must be at most {MAX_DOC_CAP:,}")
     if config.rl.top_k < 0:
         raise UserError(f"rl.top_k is {config.rl.top_k}, must be at least 0 (0 = the whole vocabulary)")
-    longest = max(config.rl.max_new_tokens, config.evaluation.chat_max_new_tokens)
-    if longest >= gpt.sequence_len:
-        raise UserError(
-            f"rl.max_new_tokens and evaluation.chat_max_new_tokens must stay below model.sequence_len "
-            f"{gpt.sequence_len}, got {longest}"
-        )
+    limits = {
+        "rl.max_new_tokens": config.rl.max_new_tokens,
+        "evaluation.chat_max_new_tokens": config.evaluation.chat_max_new_tokens,
+    }
+    for name, tokens in limits.items():
+        room = least_room(gpt.sequence_len)
+        if tokens > gpt.sequence_len - room:
+            raise UserError(
+                f"{name} is {tokens:,}, must be at most {gpt.sequence_len - room:,}: model.sequence_len "
+                f"{gpt.sequence_len:,} holds the question too, at least {room} tokens"
+            )
     if not 0 < config.data.real_share <= 1:
         raise UserError(f"data.real_share {config.data.real_share} must be above 0 and at most 1")
     if config.data.epochs <= 0:

@@ -374,12 +374,14 @@ def store_token(cache: KVCache, layer: int, k: jax.Array, v: jax.Array, alive: j
     # --- stub
     raise NotImplementedError
     # --- solution
-    rows, count = jnp.arange(cache.pos.shape[0]), cache.k[layer].shape[2]
+    rows, heads, count = jnp.arange(k.shape[0])[:, None], jnp.arange(k.shape[1]), cache.k[layer].shape[2]
     free = cache.pos < cache.length
     slot = jnp.where(free if alive is None else free & alive, cache.pos % count, count)  # a slot that is not there
 
     def write(slots: jax.Array, new: jax.Array) -> jax.Array:
-        return slots.at[rows, :, slot].set(new[:, :, 0], mode="drop")
+        # Heads are named one by one: of a row that is written as a whole, alone in its batch, XLA makes an update of a
+        # slice, for which a CPU copies all the cache four times a step.
+        return slots.at[rows, heads, slot[:, None]].set(new[:, :, 0], mode="drop")
 
     return with_layer(cache, layer, write, k, v)
     # --- end

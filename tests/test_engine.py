@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanochat_lib import gpt
-from nanochat_lib.decoding import CHUNK, COMPILES, ToolCall, ToolState, tool_step
+from nanochat_lib.decoding import CHUNK, COMPILES, ToolCall, ToolState, compiled_decode, tool_step
 from nanochat_lib.engine import Engine, naive_generate
 from nanochat_lib.errors import UserError
 from nanochat_lib.sampling import is_greedy, row_keys, sample
@@ -530,3 +530,18 @@ def test_inserted_tokens_are_what_the_model_reads_next() -> None:
     follows[0, [OE, script("Z")[0]]] = [*script("Z"), END]
     engine = Engine(SCRIPT_CONFIG, {"script": jnp.asarray(follows)}, BYTES, model=Chain)
     assert answer(engine, [0], max_tokens=20, temperature=0) == script(PS, "1+2", PE, OS, "3", OE, "Z", END)
+
+
+def test_decode_steps_copy_no_cache() -> None:
+    # A loop that copies every layer's keys and values four times a token takes twice as long with one row.
+    config = GPTConfig(sequence_len=48, vocab_size=300, n_layer=2, n_head=2, n_kv_head=2, n_embd=32)
+    engine = Engine(config, gpt.init_params(config, jax.random.key(0)), BYTES)
+    for rows in (1, 3):
+        cache = gpt.init_cache(config, rows, 48)
+        whole = np.zeros(rows, np.int32)
+        keys = row_keys(*[np.zeros(rows, np.uint32)] * 3)
+        state = cache, whole, keys, np.full((rows, CHUNK), -1, np.int32), whole == 0, whole + 40, 0, CHUNK
+        lowered = compiled_decode.lower(engine.params, *state, (0.0, 0, 1.0), setup=engine.setup, greedy=True, span=48)
+        shape = ",".join(map(str, cache.k[0].shape))
+        copies = re.findall(rf"copy\S* = \w+\[{shape}\]", lowered.compile().as_text())
+        assert len(copies) <= 2 * config.n_layer, f"{rows} rows: {len(copies)} copies"  # into the loop, never in it

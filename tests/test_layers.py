@@ -14,7 +14,7 @@ from tiny import LENGTH, ROWS, TINY, filled, forward, gradient, ids
 
 from nanochat_lib import gpt
 from nanochat_lib.errors import UserError
-from nanochat_lib.layers import relu_squared
+from nanochat_lib.layers import linear, relu_squared
 from nanochat_lib.sizing import GPTConfig
 
 
@@ -129,3 +129,18 @@ def test_relu_squared_keeps_its_input_and_no_mask():
     assert np.array_equal(jax.grad(lambda x: relu_squared(x).sum())(x), jax.grad(lambda x: plain(x).sum())(x))
     kept = [leaf.dtype for leaf in jax.tree.leaves(jax.vjp(relu_squared, x)[1])]
     assert kept == [jnp.float32]
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (1, 1, 7), (2, 1, 7), (1, 3, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_a_single_row_gives_what_a_matrix_of_rows_does(shape, dtype):
+    rng = np.random.default_rng(0)
+    weight, x, dy = (rng.standard_normal(s).astype(np.float32) for s in ((5, 7), shape, (*shape[:-1], 5)))
+    y, back = jax.vjp(linear, jnp.asarray(x, dtype), jnp.asarray(weight))
+    assert y.shape == dy.shape and y.dtype == dtype
+    dx, dw = back(jnp.asarray(dy, dtype))
+    assert dw.dtype == jnp.float32
+    expected = x @ weight.T, dy @ weight, dy.reshape(-1, 5).T @ x.reshape(-1, 7)
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.1
+    for got, wanted in zip((y, dx, dw), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(got, np.float32), wanted, atol=tolerance)

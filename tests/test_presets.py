@@ -146,10 +146,18 @@ def test_nearest_prefers_the_same_last_part() -> None:
         ({"rl.embedding_lr": -1}, "rl.embedding_lr is -1.0, must be at least 0"),
         ({"sft.embedding_lr": -0.5}, "sft.embedding_lr is -0.5, must be at least 0 or -1 (left open)"),
         ({"sft.final_lr_frac": 2}, "sft.final_lr_frac is 2.0, must be at most 1"),
+        ({"rl.max_new_tokens": 113}, "rl.max_new_tokens is 113, must be at most 112: model.sequence_len 128 holds the"),
+        ({"evaluation.chat_max_new_tokens": 127}, "evaluation.chat_max_new_tokens is 127, must be at most 112"),
+        ({"model.sequence_len": 16, "rl.max_new_tokens": 9}, "rl.max_new_tokens is 9, must be at most 8"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_name_what_would(changes: dict, words: str) -> None:
     assert words in refused(preset("cpu"), changes)
+
+
+def test_the_longest_answers_leave_room_for_a_question() -> None:
+    changes = {"rl.max_new_tokens": 112, "evaluation.chat_max_new_tokens": 112}
+    assert override(preset("cpu"), changes).rl.max_new_tokens == 112
 
 
 def test_a_step_is_whole_micro_batches_on_every_device() -> None:

@@ -253,6 +253,7 @@ def test_the_end_token_is_trained_but_not_judged(engine):
         start = out.masks[row].index(1)
         text = BYTES.decode(ids[start:]).removesuffix("<|assistant_end|>").removesuffix("<|bos|>")
         assert out.rewards[place] == (len(text) % 2 == 0)
+        assert out.lengths[place] == len(ids) - start
     sequence, mask = ended[0]
     batch = to_batch([sequence], [mask], np.ones((1, 1), np.float32), 63, 0, 1)
     assert batch["targets"][0, 0, len(sequence) - 2] == end

@@ -88,9 +88,13 @@ def test_commands_are_not_messages() -> None:
         "/topp",
         "/topp x",
         "/topp 0",
+        "/retry",
+        "/tokens",
+        "/tokens 0",
+        "/tokens many",
     )
     assert engine.prompts == []
-    for command in ("/clear", "/temperature", "/topk", "/topp", "/help", "/quit"):
+    for command in ("/retry", "/clear", "/temperature", "/topk", "/topp", "/tokens", "/help", "/quit"):
         assert command in shown
     for notice in (
         "unknown command /nonsense",
@@ -102,8 +106,25 @@ def test_commands_are_not_messages() -> None:
         "top-p off",
         "'x'",
         "top_p 0",
+        "no message to answer anew",
+        "at most 256 tokens an answer",
+        "tokens '0'",
+        "tokens 'many'",
     ):
         assert notice in shown
+
+
+def test_a_message_is_answered_anew() -> None:
+    engine = FakeEngine(said("one", AE), said("two", AE), said("three", AE), [UserError("too hot")], said("five", AE))
+    shown = talk(engine, "a", "b", "/tokens 9", "/retry", "/retry", "c", "/clear", "/retry")
+    assert shown.splitlines()[:4] == ["one", "two", "at most 9 tokens an answer", "three"]
+    assert "too hot" in shown and "five" in shown and "no message to answer anew" in shown.splitlines()[-1]
+    before = said(BOS, US, "a", UE, AS, "one", AE)
+    again = before + said(US, "b", UE, AS)
+    assert engine.prompts[1:4] == [again] * 3
+    assert engine.prompts[4] == again + said("three", AE, US, "c", UE, AS)  # an answer that failed replaces none
+    assert [o["max_tokens"] for o in engine.options] == [256, 256, 9, 9, 9]
+    assert len({o["seed"] for o in engine.options}) == 5
 
 
 def test_settings_reach_the_engine() -> None:

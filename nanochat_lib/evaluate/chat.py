@@ -33,12 +33,12 @@ from nanochat_lib.evaluate.scores import (
 from nanochat_lib.evaluate.spans import Span
 from nanochat_lib.progress import Progress
 from nanochat_lib.runtime import check_preempted
+from nanochat_lib.settings import least_room
 from nanochat_lib.tasks.common import Conversation, Task, last_text
 from nanochat_lib.tokenizer import Tokenizer
 
 SEED = 42
 LONGEST = 10**9  # tokens: nothing is cut
-SHORTEST_PROMPT = 16  # tokens that an open question needs at least
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def generative(
     """
     context = getattr(engine, "context", LONGEST)
     room = context - sampling.max_new_tokens
-    if room < SHORTEST_PROMPT:
+    if room < least_room(context):
         raise UserError(
             f"{task.name}: answers of {sampling.max_new_tokens} tokens leave no room for a question in the context of "
             f"{context}; use -s evaluation.chat_max_new_tokens={context // 2}"

@@ -72,6 +72,8 @@ FIGURES = {  # name in report.json -> (label, kind)
     "pass_at_k_last": ("pass@1…k after", "percents"),
     "pass_at_k_unbiased_last": ("the same, unbiased", "percents"),
     "ended_heldout_last": ("held-out answers that came to an end", "percent"),
+    "answer_tokens_first": ("tokens of a sampled answer, first step", "number"),
+    "answer_tokens_last": ("the same, last step", "number"),
     "collapsed_share": ("groups that taught nothing (equal rewards)", "percent"),
     "idle_steps": ("steps in which all groups did", "count"),
     "logprob_diff": ("sampler against trainer, nats a token", "big"),

@@ -17,10 +17,12 @@ from nanochat_lib.sampling import check_sampling
 from nanochat_lib.tokenizer import StreamDecoder
 
 COMMANDS = {
+    "/retry": "answer the last message anew",
     "/clear": "forget the conversation and start a new one",
     "/temperature": "show the temperature, or set it: /temperature 0.8 (0 always takes the likeliest token)",
     "/topk": "show top-k, or set it: /topk 50 (0 lets every token be drawn)",
     "/topp": "show top-p, or set it: /topp 0.9 (the likeliest tokens that make up 90 % are drawn from; 1 is off)",
+    "/tokens": "show the most tokens of an answer, or set it: /tokens 256",
     "/help": "this list",
     "/quit": "leave; so do quit, exit and Ctrl-D. Ctrl-C stops an answer",
 }
@@ -150,6 +152,7 @@ class Session:
         self.temperature, self.top_k, self.top_p, self.max_tokens = temperature, top_k, top_p, max_tokens
         self.seeds = random.Random(seed)
         self.exchanges: list[list[int]] = []  # each: the user's turn and the answer
+        self.last = ""  # the user's text in the last of them
 
     def handle(self, line: str) -> bool:
         """A line of input: a command or a message. False when it asks to leave."""
@@ -162,6 +165,10 @@ class Session:
         elif line == "/help":
             for command, meaning in COMMANDS.items():
                 self.screen.line(f"{command:<13} {meaning}", "dim")
+        elif line == "/retry":
+            self.retry()
+        elif name == "/tokens":
+            self.set_max_tokens(*values)
         elif name == "/temperature":
             self.set_temperature(*values)
         elif name == "/topk":
@@ -173,6 +180,24 @@ class Session:
         elif line:
             self.answer(line)
         return True
+
+    def retry(self) -> None:
+        """Forgets the last answer and gives another one."""
+        if not self.exchanges:
+            raise UserError("there is no message to answer anew; type one")
+        forgotten = self.exchanges.pop()
+        try:
+            self.answer(self.last)
+        except UserError:
+            self.exchanges.append(forgotten)
+            raise
+
+    def set_max_tokens(self, value: str | None = None) -> None:
+        if value is not None:
+            if not value.isdecimal() or int(value) < 1:
+                raise UserError(f"tokens {value!r} must be a whole number of at least 1, such as 256")
+            self.max_tokens = int(value)
+        self.screen.line(f"at most {self.max_tokens:,} tokens an answer", "dim")
 
     def set_temperature(self, value: str | None = None) -> None:
         if value is not None:
@@ -258,6 +283,7 @@ class Session:
         if finish:
             self.screen.line(f"({finish})", "dim")
         self.exchanges.append([*turn, *tokens, end])
+        self.last = text
 
 
 class AnswerView:

@@ -3,9 +3,9 @@
 The plain loop is what one writes first: a compiled step that takes one token a row and a cache with a slot for every
 position, called once a token; the host takes the likeliest token from the logits and calls again. Both sides have the
 same weights and prompts and must give the same tokens; a ratio is only printed for equal work. Weights are random, from
-a seed. Example:
+a seed. `--torch` adds the same loop in eager PyTorch, with the twin's layers, as nanochat's own engine runs. Example:
 
-    python scripts/bench/decode.py --rows 1 8 32
+    python scripts/bench/decode.py --rows 1 8 32 --torch
     python scripts/bench/decode.py --depth 12 --width 768 --context 2048 --vocab 32768 --rows 8 --new 32
 """
 
@@ -76,6 +76,77 @@ def plain_loop(config: GPTConfig, params: gpt.Params, prompts: np.ndarray, new: 
     return np.stack(tokens, axis=1), time.perf_counter() - started
 
 
+class EagerLoop:
+    """The plain loop once more, with the PyTorch twin's layers: a prompt in one pass, then a token a row and call."""
+
+    def __init__(self, config: GPTConfig, params: gpt.Params, threads: int) -> None:
+        import torch
+
+        from nanochat_lib import twin
+
+        torch.set_num_threads(threads)
+        self.torch, self.twin, self.config, self.model = torch, twin, config, twin.build(config, params)
+        like = torch.zeros(1)
+        self.tables = twin.rotation(config.sequence_len, config.n_embd // config.n_head, self.model.recipe, like)
+
+    def step(self, idx, at: int):
+        """Logits (B, V) behind the tokens idx (B, T) at positions at …; T is 1, or the cache is empty."""
+        model, norm, count = self.model, self.twin.norm, idx.size(1)
+        embedded = norm(model.transformer["wte"](idx))
+        x = embedded
+        if model.recipe.smear:
+            gate = model.smear_lambda * self.torch.sigmoid(model.smear_gate(x[..., : self.twin.SMEAR_CHANNELS]))
+            x = x + gate * self.torch.cat([self.prev, embedded[:, :-1]], dim=1)
+            self.prev = embedded[:, -1:]
+        x0 = middle = x
+        cos, sin = (table[at : at + count] for table in self.tables)
+        for i, block in enumerate(model.transformer["h"]):
+            x = model.resid_lambdas[i] * x + model.x0_lambdas[i] * x0
+            ve = model.value_embeds[str(i)](idx) if str(i) in model.value_embeds else None
+            self.twin.attend = partial(self.attend, i, at)
+            x = x + block.attn(norm(x), ve, cos, sin)
+            x = x + block.mlp(norm(x))
+            if i == self.config.n_layer // 2:
+                middle = x
+        if model.recipe.smear:
+            x = x - model.backout_lambda * middle
+        logits = model.lm_head(norm(x[:, -1]))[:, : self.config.vocab_size]
+        return model.recipe.softcap * self.torch.tanh(logits / model.recipe.softcap)
+
+    def attend(self, layer: int, at: int, q, k, v, window: int):
+        """The twin's attention with a cache of (B, T, K, D) a layer; a single query sees its window by a slice."""
+        end = at + k.size(1)
+        for cache, new in zip(self.cache[layer], (k, v), strict=True):
+            cache[:, at:end] = new
+        first = max(0, end - 1 - window) if k.size(1) == 1 else 0
+        keys, values = (cache[:, first:end] for cache in self.cache[layer])
+        if k.size(1) > 1:
+            return self.plain(q, keys, values, window)
+        q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
+        grouped = q.size(1) != keys.size(1)
+        y = self.torch.nn.functional.scaled_dot_product_attention(q, keys, values, enable_gqa=grouped)
+        return y.transpose(1, 2)
+
+    def __call__(self, prompts: np.ndarray, new: int) -> tuple[np.ndarray, float]:
+        """(new tokens (B, new), seconds from the end of the prompt on)."""
+        torch, config, self.plain = self.torch, self.config, self.twin.attend
+        shape = len(prompts), config.sequence_len, config.n_kv_head, config.head_dim
+        self.cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.n_layer)]
+        self.prev = torch.zeros(len(prompts), 1, config.n_embd)
+        tokens, length = [], prompts.shape[1]
+        try:
+            with torch.inference_mode():
+                token = self.step(torch.from_numpy(prompts).long(), 0).argmax(-1)
+                started = time.perf_counter()
+                for at in range(length, length + new):
+                    tokens.append(token)
+                    token = self.step(token[:, None], at).argmax(-1)
+                took = time.perf_counter() - started
+        finally:
+            self.twin.attend = self.plain
+        return torch.stack(tokens, dim=1).numpy(), took
+
+
 def batched(engine: BatchingEngine, prompts: np.ndarray, new: int) -> tuple[np.ndarray, float]:
     """(new tokens (B, new), seconds from handing in the requests to the last piece of all).
 
@@ -140,6 +211,10 @@ def main() -> None:
     parser.add_argument(
         "--repeat", type=int, default=5, help="runs of each side, by turns; the best counts (default 5)"
     )
+    parser.add_argument(
+        "--torch", type=int, nargs="?", const=1, metavar="THREADS",
+        help="also the twin's eager loop in PyTorch, on so many threads (default 1: more pay for large models)",
+    )  # fmt: skip
     args = parser.parse_args()
 
     heads = {"n_head": args.heads, "n_kv_head": args.heads}
@@ -159,7 +234,11 @@ def main() -> None:
         f"memory of a row: {plain_row:,} bytes in the plain loop; {sizes['total']:,} in the engine "
         f"({sizes['full']:,} full layers, {sizes['window']:,} windows, {sizes['state']:,} state)"
     )
-    print(f"{'rows':>5} {'plain loop':>16} {'batching':>16} {'ratio':>7} {'offline':>16} {'ratio':>7}")
+    eager = EagerLoop(config, params, args.torch) if args.torch else None
+    print(
+        f"{'rows':>5} {'plain loop':>16} {'batching':>16} {'ratio':>7} {'offline':>16} {'ratio':>7}"
+        + f" {'eager PyTorch':>16} {'batching to it':>15}" * (eager is not None)
+    )
     for rows in args.rows:
         prompts = np.random.default_rng(rows).integers(0, args.vocab - 16, (rows, args.prompt)).astype(np.int32)
         with BatchingEngine(engine, rows) as batching:
@@ -168,6 +247,8 @@ def main() -> None:
                 "batched": lambda prompts=prompts, batching=batching: batched(batching, prompts, new),
                 "offline": lambda prompts=prompts: offline(engine, prompts, new),
             }
+            if eager:
+                sides["eager"] = lambda prompts=prompts: eager(prompts, new)
             seconds: dict[str, list[float]] = {name: [] for name in sides}
             for run in range(args.repeat + 1):  # the first one compiles
                 tokens = {}
@@ -181,6 +262,7 @@ def main() -> None:
         print(
             f"{rows:>5} {speed['plain']:>10,.0f} tok/s {speed['batched']:>10,.0f} tok/s {ratios[0]:>6.1f}x "
             f"{speed['offline']:>10,.0f} tok/s {ratios[1]:>6.1f}x"
+            + (f" {speed['eager']:>10,.0f} tok/s {speed['batched'] / speed['eager']:>14.1f}x" if eager else "")
         )
 
 

@@ -21,6 +21,7 @@ from nanochat_lib import checkpoint
 from nanochat_lib.durable import RunCopy
 
 ROOT = Path(checkpoint.__file__).parents[1]
+SAMPLED = ("step", "loss", "reward", "collapsed", "correct", "ended", "answer_tokens", "tokens")  # of a step of RL
 LIMIT = 300  # seconds in which everything has ended, on the busiest machine
 
 
@@ -143,6 +144,32 @@ def test_two_processes_evaluate_as_one(killed, second):
     assert one["found"] == other["found"] == json.loads(json.dumps(alone))
     kept = [sorted((killed[0] / f"kept-by-{n}").glob("*/?.json")) for n in (1, 2)]
     assert [path.read_text() for path in kept[0]] == [path.read_text() for path in kept[1]] and len(kept[0]) == 2
+
+
+@pytest.mark.slow
+def test_two_processes_reinforce_as_one(tmp_path):
+    """Each samples answers to its own questions; the update is that of all of them, in both."""
+    tiny_run.write_sft(tmp_path)
+    pair = Pair(tmp_path, "rl")
+    assert pair.wait() == [0, 0], pair.text(0) + pair.text(1)
+    one, other = pair.said()["rl"]
+    assert one["state"] == other["state"]
+    both = dict(np.load(tmp_path / "rl-of-two.npz"))
+    alone = tiny_run.reinforce(tmp_path, "rl-of-one")
+    before = checkpoint.load_params(tmp_path / "sft")
+    moved = max(float(np.abs(both[name] - before[name]).max()) for name in both)
+    assert moved > 0.01
+    for name, wanted in alone.items():
+        np.testing.assert_allclose(both[name], wanted, atol=1e-3 * moved, err_msg=name)
+    steps, evals = [], []
+    for name in ("rl-of-one", "rl-of-two"):
+        found = Runs.metrics(tmp_path / name).read()
+        steps.append([{key: r[key] for key in SAMPLED} for r in found if "loss" in r])
+        evals.append([(r["step"], r["reward_heldout"], r["pass_at_k"]) for r in found if r.get("event") == "eval"])
+    assert len(steps[0]) == 3 and all(r["collapsed"] == 0 for r in steps[0])
+    for a, b in zip(*steps, strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
+    assert evals[0] == evals[1] and len(evals[0]) == 3
 
 
 def test_folders_that_are_not_shared_are_refused(second):

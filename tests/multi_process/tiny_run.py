@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from nanochat_lib import distributed, gpt, loader, sharding, stopping
+from nanochat_lib import checkpoint, distributed, gpt, loader, rl, sharding, stopping
 from nanochat_lib.durable import RunCopy
 from nanochat_lib.errors import UserError
 from nanochat_lib.evaluate.bpb import bits_per_byte
@@ -22,11 +22,13 @@ from nanochat_lib.metrics import MetricsLog
 from nanochat_lib.objects import Store, StoreError
 from nanochat_lib.optim import make_optimizer
 from nanochat_lib.preempted import Preempted
-from nanochat_lib.presets import CPU_OPTIM
+from nanochat_lib.presets import CPU_OPTIM, override, preset
 from nanochat_lib.pretrain import fixed_batches, step_batches
 from nanochat_lib.runtime import check_preempted
 from nanochat_lib.schedules import base_schedule
 from nanochat_lib.sizing import GPTConfig
+from nanochat_lib.tasks.common import Task
+from nanochat_lib.tokenizer import Tokenizer
 from nanochat_lib.train_step import init_train_state, make_eval_step, make_train_step
 from nanochat_lib.trainer import Stage, on_devices, train
 
@@ -222,6 +224,58 @@ def evaluate(folder):
     return evaluate_core(MODEL, params, Characters(), bundle, context=60, results=results)
 
 
+LETTERS = Tokenizer([])
+# Three layers: with two the norm takes backout's factor out again, and its gradient is nothing but rounding.
+TALKER = GPTConfig(sequence_len=32, vocab_size=LETTERS.vocab_size, n_layer=3, n_head=2, n_kv_head=2, n_embd=32)
+POLICY = {
+    "seed": 3, "rl.questions_per_step": 4, "rl.samples": 4, "rl.steps": 3, "rl.max_new_tokens": 8, "rl.rollout_rows": 8,
+    "rl.eval_every": 2, "rl.eval_questions": 3, "rl.eval_samples": 2, "rl.save_every": -1, "rl.lr_frac": 0.5,
+    "pretrain.device_rows": 4, "rl.reward": f"{__file__}:low_bytes",
+}  # fmt: skip
+
+
+def low_bytes(_conversation, completion):
+    """The reward: different answers get different ones, so that no group collapses."""
+    return sum(ord(c) % 7 for c in completion) / 7
+
+
+class Letters(Task):
+    """Six questions of a letter each."""
+
+    name = "letters"
+
+    def num_examples(self):
+        return 6
+
+    def get_example(self, index):
+        letter = "abcdef"[index]
+        return {"messages": [{"role": "user", "content": letter}, {"role": "assistant", "content": letter}]}
+
+    def evaluate(self, conversation, completion):
+        return float(conversation["messages"][1]["content"] in completion)
+
+
+def write_sft(folder):
+    """A checkpoint to start reinforcement learning from, of weights that all do something."""
+    params = gpt.init_params(TALKER, jax.random.key(0))
+    draw = np.random.default_rng(0)
+    params = {n: p + 0.3 * draw.standard_normal(p.shape, np.float32) if p.ndim > 1 else p for n, p in params.items()}
+    state = init_train_state(TALKER, make_optimizer(TALKER, CPU_OPTIM), params)
+    checkpoint.save(folder / "sft", 0, state, {"model": TALKER.to_dict(), "tokenizer": LETTERS.fingerprint})
+
+
+def reinforce(folder, name):
+    """Three steps from `write_sft`'s checkpoint: the records of the steps and evaluations, and all parameters."""
+    config, metrics = override(preset("cpu-smoke"), POLICY), MetricsLog(folder / name / "metrics.jsonl")
+    ends, train = [], rl.train
+    rl.train = lambda stage, state: ends.append(train(stage, state))
+    try:
+        rl.rl(config, LETTERS, Letters(), Letters(), folder / "sft", folder / name / "rl", metrics)
+    finally:
+        rl.train = train
+    return sharding.replicate(ends[0].params)
+
+
 def ends(folder, command):
     """Commands that a process does not come back from: the exit code of a stopped run."""
     with stopping.watching(grace=4.0, whole=True):
@@ -278,6 +332,11 @@ def main(folder, *commands):
             said |= own_disks(runs, folder)
         elif command == "evaluate":
             said["found"] = evaluate(folder)
+        elif command == "rl":
+            params = reinforce(folder, "rl-of-two")
+            said["state"] = digest(params)
+            if distributed.first():
+                np.savez(folder / "rl-of-two.npz", **params)
         elif command == "fail alone":
             runs.train(folder / "failed", at=fail_alone)
         print(json.dumps(said), flush=True)

@@ -509,7 +509,8 @@ EXERCISES = [
         hints=[
             "Where does position p go in a ring of R slots? Which rows must be left alone?",
             "slot = pos % R. For rows that must not be written give them a slot that is not there, such as R, and say "
-            '`slots.at[rows, :, slot].set(new[:, :, 0], mode="drop")`: JAX then drops what lies outside. '
+            '`slots.at[rows, heads, slot[:, None]].set(new[:, :, 0], mode="drop")`, with rows (B, 1) and heads (K,): '
+            "JAX then drops what lies outside. "
             "`with_layer(cache, layer, write, k, v)` calls `write(slots, new)` for keys and values.",
             _stored_shown,
         ],
