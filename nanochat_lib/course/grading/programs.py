@@ -16,7 +16,6 @@ import hashlib
 import importlib
 import io
 import os
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -82,7 +81,14 @@ def machine() -> str:
         processor = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
     except OSError:
         processor = list(os.uname())
-    words = [str(FORM), jax.__version__, jaxlib.__version__, np.__version__, os.environ.get("XLA_FLAGS", ""), *processor]
+    words = [
+        str(FORM),
+        jax.__version__,
+        jaxlib.__version__,
+        np.__version__,
+        os.environ.get("XLA_FLAGS", ""),
+        *processor,
+    ]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
@@ -111,7 +117,7 @@ class Shelf:
             return None
 
     def write(self, name: str, compiled: object) -> None:
-        """Nothing when it is here already, cannot be written, or calls into a library that JAX connects as it lowers."""
+        """Nothing when it is here, cannot be written, or calls into a library that JAX connects as it lowers."""
         from jax.experimental.serialize_executable import _JaxPjrtPickler
 
         program, path = getattr(compiled, "_unloaded_executable", None), self._path(name)
@@ -247,5 +253,3 @@ class Describer:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-

@@ -22,8 +22,12 @@ from nanochat_lib.course.grading import programs
 
 # Module -> what it imports only when it first needs it, in every child anew: SVD's LAPACK, Pallas's interpreter, ...
 LATE = {
-    "jax": ("scipy.linalg.cython_lapack", "jax.experimental.multihost_utils", "jaxlib.mlir.dialects.builtin",
-            "jax.experimental.serialize_executable"),
+    "jax": (
+        "scipy.linalg.cython_lapack",
+        "jax.experimental.multihost_utils",
+        "jaxlib.mlir.dialects.builtin",
+        "jax.experimental.serialize_executable",
+    ),
     "jax.experimental.pallas": ("jax.extend", "jax.experimental.pallas.mosaic_gpu"),
 }
 
