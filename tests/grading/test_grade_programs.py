@@ -48,6 +48,7 @@ def steps(number, axis, left):
         lambda x: jax.lax.cond(x.sum() > number, lambda y: y + 1, lambda y: y - axis, x),
         lambda x: x.astype(jnp.float32)[:, ::-1][..., : 1 + axis],
         lambda x: jax.vmap(lambda row: jnp.cumsum(row))(x),
+        lambda x: jax.lax.rev(x, (axis,)),
     ]
 
 
