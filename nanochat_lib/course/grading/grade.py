@@ -94,7 +94,7 @@ def open_desk(
 
 def _proven(one: Key, desk: Desk, cache: Path, compiled: Path, checks: str, say: Say) -> dict[tuple[str, str], float]:
     """Seconds that each case of the right answers took when nothing was compiled yet."""
-    path = cache / f"{one.stem}-{one.bundle}-{desk.server.level}-{programs.FORM}.json"
+    path = cache / f"{one.stem}-{one.bundle}-{desk.server.level}-{programs.machine()[:8]}.json"
     try:
         return {(id, case): seconds for id, case, seconds in json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError):
