@@ -16,17 +16,20 @@ from nanochat_lib.course.grammar import ID, Cell, secrets
 from nanochat_lib.errors import UserError
 
 FOLDERS = ("chapters", "nanochat_lib", "scripts", "docs", "assets", ".binder", ".devcontainer")
-FILES = ("*.md", "*.toml", "*.yml", "LICENSE")
+FILES = ("*.md", "*.toml", "*.yml", "LICENSE", "postBuild")
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", "bench", "attacks.py")  # the last two are for maintainers
+# And what works only beside solutions/ and tests/, or is the instructor's.
+OTHERS = ("scripts/grading/", "scripts/newest.py", "scripts/solve_course.py", "scripts/test.sh")
 SECRET_LINE = 24  # characters from which a single line of an answer counts as a leak
 SHORTEST = 8  # characters of a whole answer that is not a coincidence
 
 
 def bundle(root: Path) -> list[Path]:
-    """The files that a learner needs: everything but solutions, tests and what is left lying about."""
+    """The files that a learner needs: no solutions, no tests, nothing of maintainers and instructors."""
     found = [path for pattern in FILES for path in root.glob(pattern)]
     found += [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file()]
-    return sorted(path for path in found if not set(LEFT_OUT) & set(path.relative_to(root).parts))
+    found = [path for path in found if not set(LEFT_OUT) & set(path.relative_to(root).parts)]
+    return sorted(path for path in found if not path.relative_to(root).as_posix().startswith(OTHERS))
 
 
 def write_bundle(root: Path, target: Path) -> int:

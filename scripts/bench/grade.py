@@ -4,7 +4,7 @@ Run it in the project's folder. A class is made of right answers and of the kept
 With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as they are with
 the extra nbgrader. Example:
 
-    python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --nbgrader 3
+    python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --jobs 1 2 --nbgrader 3
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chapters", nargs="+", default=["00", "05"], help="plain ones and JAX ones (default: 00 05)")
     parser.add_argument("--learners", nargs="+", type=int, default=[10, 40], help="sizes of the class (default: 10 40)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", nargs="+", type=int, default=[os.cpu_count() or 1], help="one after the other")
     parser.add_argument("--nbgrader", type=int, default=0, metavar="N", help="N of the same by nbgrader, too")
     args = parser.parse_args()
     root = Path(".").resolve()
@@ -118,21 +118,24 @@ def main() -> None:
             with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()
                 took = time.monotonic() - began
-                print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}, {args.jobs} jobs")
+                print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}")
                 folder = place / f"{one.stem}-in"
                 papers(one, max(args.learners), folder)
                 every = list(grade.tasks(collect(folder), desk, None))
                 list(grade.graded(every[:1], desk, 1))  # the grader's own right results are made
-                for count in args.learners:
+                for jobs, count in [(jobs, count) for jobs in args.jobs for count in args.learners]:
                     began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
-                    done = list(grade.graded(every[:count], desk, args.jobs))
+                    done = list(grade.graded(every[:count], desk, jobs))
                     each = (time.monotonic() - began) / count
                     used = (cpu_seconds(desk.server.process.pid) - used) / count
+                    if desk.server.level == "namespaces":  # where nobody is told what a child used
+                        used = float("nan")
                     assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
                     server = max(map(memory_mb, [desk.server.process.pid, *family(desk.server.process.pid)]))
                     memory = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
                     speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
-                    print(f"  {count:>4} submissions: {speed}; {memory}; load {os.getloadavg()[0]:.1f}", flush=True)
+                    load = f"load {os.getloadavg()[0]:.1f}"
+                    print(f"  {count:>4} submissions, {jobs} at a time: {speed}; {memory}; {load}", flush=True)
             if args.nbgrader:
                 theirs = by_nbgrader(root, one, place / f"{one.stem}-nb", args.nbgrader)
                 print(f"  nbgrader: {theirs:.1f} s each, {theirs / each:.0f} times as long", flush=True)

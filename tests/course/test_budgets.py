@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nanochat_lib.course import budgets
+from nanochat_lib.course import budgets, mishaps
 from nanochat_lib.course.budgets import equations, over_budget, time_ratio
 
 
@@ -123,3 +123,13 @@ def test_peak_memory_of_python_and_numpy() -> None:
     assert "bytes of memory at the peak; allowed are 1,000,000" in words
     assert over_budget(lambda x: x + 1, None, values, {"peak_bytes": 1e6}, False) == []
     assert over_budget(lambda x: np.ones(100_000) * x[0], lambda x: x + 1, values, {"peak_bytes_ratio": 3}, False)
+
+
+def test_a_limit_on_processor_time_does_not_stop_the_clock():
+    """With such a limit Linux moves the process's clock in steps; a call between two of them took time all the same."""
+    work = lambda: sum(range(40_000))  # noqa: E731 - most of a millisecond
+    with mishaps.patience(60.0, busy=True):
+        found = [budgets._Clock(work, (), False) for _ in range(8)]
+        for one in found:
+            one.turn()
+    assert all(one.first > 1e-5 and one.best > 1e-5 and one.calls < 400 for one in found)

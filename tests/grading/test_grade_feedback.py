@@ -181,6 +181,7 @@ def test_regrading_shows_first_and_writes_only_when_asked(course, desk, tmp_path
     with Gradebook(path) as found:
         assert len(found.results()) == 4 and found.current()["bob", "07_small"].bundle == "another"
     assert regrade.regrade(folder, path, policy.Policy(), True, course, say=said.append) == []
+    assert "0 marks change, 2 papers keep theirs" in said
     with pytest.raises(UserError, match="nothing to grade again"):
         regrade.regrade(folder, tmp_path / "none", policy.Policy(), True, course)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nanochat_lib.course import rules
-from nanochat_lib.course.grading import for_nbgrader, grade, policy
+from nanochat_lib.course.grading import for_nbgrader, grade, policy, rubric
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.marks import marks
 from nanochat_lib.errors import UserError
@@ -61,15 +61,72 @@ def test_the_cell_s_value_is_the_mark_that_we_give(course, tmp_path):
         assert names["value"] == pytest.approx(points), answer
 
 
+def test_a_written_question_is_a_cell_that_is_graded_by_hand(course, tmp_path):
+    text = (course / "solutions" / "07_small.py").read_text()
+    file = course / "solutions" / "rubric.yaml"
+    criteria = "[{name: a, points: 2}, {name: b, points: 0.5}]"
+    asked = f"questions:\n- {{id: ID, chapter: 07_small, prompt: 'why?', criteria: {criteria}}}\n"
+    first = next(line for line in text.split("\n") if line.startswith("# %% [markdown]"))
+    id = json.loads(first.split("id=")[1].split()[0])
+    try:
+        file.write_text(asked.replace("ID", id))
+        cells = json.loads(for_nbgrader.export(course, tmp_path / "nb")[0].read_text())["cells"]
+        (entry,) = [c["metadata"]["nbgrader"] for c in cells if c["metadata"].get("id") == id]
+        assert entry == {
+            "cell_type": "markdown", "grade": True, "grade_id": id.replace(".", "-"), "locked": False, "points": 2.5,
+            "schema_version": 3, "solution": True, "task": False,
+        }  # fmt: skip
+        assert len([c for c in cells if c["metadata"].get("nbgrader", {}).get("points") == 2.5]) == 1
+        file.write_text(asked.replace("ID", "small.nowhere"))
+        with pytest.raises(UserError, match="07_small has no cell small.nowhere"):
+            for_nbgrader.export(course, tmp_path / "other")
+        assert not (tmp_path / "other").exists()
+    finally:
+        file.unlink()
+
+
 @pytest.mark.slow
-def test_nbgrader_agrees(tmp_path, monkeypatch):
-    """generate, three submissions, autograde, export; needs the extra `nbgrader` (or its folder on PYTHONPATH)."""
-    if importlib.util.find_spec("nbgrader") is None:
-        pytest.skip("nbgrader is not installed")
-    folder, stem = tmp_path / "nb", "00_start"
-    for_nbgrader.export(ROOT, folder, "00")
+def test_nbgrader_and_we_count_written_answers_alike(tmp_path, monkeypatch):
+    """Chapter 05's question: generate, an answer and an untouched cell, autograde, marks by hand, export; the extra."""
+    api = pytest.importorskip("nbgrader.api")
+    folder, stem, id = tmp_path / "nb", "05_muon", "muon.why_not_tables"
+    for_nbgrader.export(ROOT, folder, "05")
+    nbgrader = tool(folder, tmp_path / "home")
+    nbgrader("generate_assignment", stem, "--force")
+    released = (folder / "release" / stem / f"{stem}.ipynb").read_text()
+    for learner in ("ada", "cy"):
+        document = json.loads(released)
+        (cell,) = [cell for cell in document["cells"] if cell["metadata"].get("id") == id]
+        cell["source"] = "Because rows are tokens." if learner == "ada" else cell["source"]
+        for path in (folder / "submitted" / learner / stem, tmp_path / "submissions" / learner):
+            path.mkdir(parents=True)
+            (path / f"{stem}.ipynb").write_text(json.dumps(document))
+    nbgrader("autograde", stem, "--create")
+    with api.Gradebook(f"sqlite:///{folder / 'gradebook.db'}") as theirs:
+        for learner in ("ada", "cy"):
+            grades = theirs.find_submission_notebook(stem, stem, learner).grades
+            (grade_of,) = [one for one in grades if one.name == id.replace(".", "-")]
+            assert grade_of.max_score == 3 and grade_of.needs_manual_grade == (learner == "ada")
+            if learner == "ada":
+                grade_of.manual_score, grade_of.needs_manual_grade = 2, False
+        theirs.db.commit()
+    nbgrader("export")
+    rows = list(csv.DictReader((folder / "grades.csv").open()))
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
+    assert grade.run(tmp_path / "submissions", tmp_path / "book.sqlite", ROOT, "05", say=lambda words: None) == 0
+    (question,) = [q for q in rubric.load(ROOT / "solutions" / "rubric.yaml", [stem, "11_scale"]) if q.id == id]
+    with Gradebook(tmp_path / "book.sqlite") as book:
+        for criterion in question.criteria[:2]:
+            book.note("written", "ada", stem, f"{id}/{criterion.name}", 1, "seen", "me")
+        ours = {mark.learner: mark for mark in marks(book, policy.Policy(), {stem: question.most})}
+    assert {row["student_id"]: float(row["score"]) for row in rows} == {n: mark.earned for n, mark in ours.items()}
+    assert ours["ada"].earned == 2 and ours["cy"].earned == 0
+
+
+def tool(folder, home):
+    """nbgrader's programs, run in its folder."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COURSE_FAST": "1", "COURSE_HOME": str(tmp_path / "home")}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COURSE_FAST": "1", "COURSE_HOME": str(home)}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
 
     def nbgrader(*words: str) -> None:
@@ -77,6 +134,17 @@ def test_nbgrader_agrees(tmp_path, monkeypatch):
         done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
 
+    return nbgrader
+
+
+@pytest.mark.slow
+def test_nbgrader_agrees(tmp_path, monkeypatch):
+    """generate, three submissions, autograde, export; needs the extra `nbgrader` (or its folder on PYTHONPATH)."""
+    if importlib.util.find_spec("nbgrader") is None:
+        pytest.skip("nbgrader is not installed")
+    folder, stem = tmp_path / "nb", "00_start"
+    for_nbgrader.export(ROOT, folder, "00")
+    nbgrader = tool(folder, tmp_path / "home")
     nbgrader("generate_assignment", stem, "--force")
     released = folder / "release" / stem / f"{stem}.ipynb"
     text = released.read_text()

@@ -105,11 +105,15 @@ def test_a_case_may_take_a_multiple_of_the_right_answers_time(desk):
 
 
 def test_right_answers_are_tried_once_for_a_machine(desk, tmp_path, monkeypatch):
-    monkeypatch.setattr(grade.pool, "Server", lambda *args: contextlib.nullcontext(desk.server))
+    asked: list[dict] = []
+    served = lambda *args, **more: asked.append(more) or contextlib.nullcontext(desk.server)  # noqa: E731
+    monkeypatch.setattr(grade.pool, "Server", served)
     one, said = next(iter(desk.keys.values())), []
     first = grade._proven(one, desk, tmp_path, None, "", said.append)
     assert len(said) == 1 and first and grade._proven(one, desk, tmp_path, None, "", said.append) == first
-    assert len(said) == 1
+    assert len(said) == 1 and asked == [{"writes": True}]
+    monkeypatch.setattr(grade.programs, "machine", lambda: "another version of JAX")
+    assert grade._proven(one, desk, tmp_path, None, "", said.append) and len(said) == 2
 
 
 def test_a_batch_goes_on_where_it_stopped(course, desk, tmp_path, monkeypatch):
@@ -172,7 +176,7 @@ def test_salts_give_everybody_their_own_cases_the_same_each_time(desk):
 
 
 def test_a_wrong_key_grades_nobody(desk, tmp_path, monkeypatch):
-    monkeypatch.setattr(grade.pool, "Server", lambda *args: contextlib.nullcontext(desk.server))
+    monkeypatch.setattr(grade.pool, "Server", lambda *args, **more: contextlib.nullcontext(desk.server))
 
     def fails(question, case, *rest):
         return Row(case.name, case.kind, "failed", cause="a defect")

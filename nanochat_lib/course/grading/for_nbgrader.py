@@ -1,9 +1,9 @@
 """`nanochat grade export-nbgrader DIR`: the chapters as a source tree that nbgrader generates, grades and exports.
 
 Each check cell becomes nbgrader's locked test: the check that learners see, and below it, between nbgrader's marks for
-hidden tests, all cases with the points that they earn as the cell's value (nbgrader's partial credit). No .py file goes
-along: nbgrader would hand it out as it is. In nbgrader learners' code runs beside the hidden cases and unconfined; for
-people whom you trust.
+hidden tests, all cases with the points that they earn as the cell's value (nbgrader's partial credit). A question of
+the rubric becomes a cell that is graded by hand, with the rubric's points. No .py file goes along: nbgrader would hand
+it out as it is. In nbgrader learners' code runs beside the hidden cases and unconfined; for people whom you trust.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from nanochat_lib.course.build import notebook, sources
 from nanochat_lib.course.cases import Case
 from nanochat_lib.course.exercises import Unit, for_nbgrader, units
+from nanochat_lib.course.grading import policy, rubric
 from nanochat_lib.course.grammar import Cell, split_regions
 from nanochat_lib.errors import UserError
 
@@ -41,14 +42,40 @@ def export(root: Path, target: Path, chapter: str = "") -> list[Path]:
         chapters = {stem: chapters[stem] for stem in [pick(chapter, list(chapters))]}
     if target.exists() and any(target.iterdir()) and not (target / "nbgrader_config.py").exists():
         raise UserError(f"{target} holds other files; name a new folder, or one of nbgrader's")
+    asked = _questions(root, list(sources(root)))
+    for question in asked:
+        cells = chapters.get(question.chapter, [])
+        if question.chapter in chapters and question.id not in [cell.metadata.get("id") for cell in cells]:
+            raise UserError(f"{question.chapter} has no cell {question.id}, which the rubric asks for; add it there")
     found = []
     for stem, cells in chapters.items():
+        cells = _by_hand(cells, [question for question in asked if question.chapter == stem])
         path = target / "source" / stem / f"{stem}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(_without_library(notebook(_cells(cells), stem)), encoding="utf-8")
         found.append(path)
     (target / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8")
     return [*found, target / "nbgrader_config.py"]
+
+
+def _questions(root: Path, chapters: list[str]) -> list[rubric.Question]:
+    """The rubric's: of the one that grading.yaml names, else of the course's own; none where there is none."""
+    named = policy.load(root / "grading.yaml").rubric
+    path = root / (named or "solutions/rubric.yaml")
+    return rubric.load(path, chapters) if named or path.exists() else []
+
+
+def _by_hand(cells: list[Cell], asked: list[rubric.Question]) -> list[Cell]:
+    """The cells with nbgrader's marks on those that hold answers in words: a person gives their points."""
+    most = {question.id: question.most for question in asked}
+    found = []
+    for cell in cells:
+        if (id := cell.metadata.get("id")) in most:
+            entry = {"cell_type": cell.kind, "grade": True, "grade_id": id.replace(".", "-"), "locked": False}
+            entry |= {"points": most[id], "schema_version": 3, "solution": True, "task": False}
+            cell = replace(cell, metadata=cell.metadata | {"nbgrader": entry})
+        found.append(cell)
+    return found
 
 
 def _without_library(text: str) -> str:

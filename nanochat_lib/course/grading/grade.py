@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nanochat_lib import __version__
 from nanochat_lib.course import rules
-from nanochat_lib.course.grading import confine, key, pool
+from nanochat_lib.course.grading import confine, key, pool, programs
 from nanochat_lib.course.grading.answers import Answers, gather
 from nanochat_lib.course.grading.batch import run_all
 from nanochat_lib.course.grading.borrowed import borrowed
@@ -79,7 +79,7 @@ def open_desk(
     checks = "" if folder == confine.PACKAGE / "course" / "checks" else str(folder)
     cache.mkdir(parents=True, exist_ok=True)
     compiled = (cache / "compiled").resolve()
-    compiled.mkdir(exist_ok=True)
+    (compiled / "programs").mkdir(parents=True, exist_ok=True)
     modules = key.modules(list(keys.values()))
     server = pool.start(modules, require, only, compiled=compiled, checks=checks)
     desk = Desk(keys, server, salt=salt)
@@ -94,13 +94,13 @@ def open_desk(
 
 def _proven(one: Key, desk: Desk, cache: Path, compiled: Path, checks: str, say: Say) -> dict[tuple[str, str], float]:
     """Seconds that each case of the right answers took when nothing was compiled yet."""
-    path = cache / f"{one.stem}-{one.bundle}-{desk.server.level}.json"
+    path = cache / f"{one.stem}-{one.bundle}-{desk.server.level}-{programs.machine()[:8]}.json"
     try:
         return {(id, case): seconds for id, case, seconds in json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError):
         pass
     say(f"{one.stem}: trying the right answers first")
-    with pool.Server("limits", desk.server.modules, compiled, checks) as writing:
+    with pool.Server("limits", desk.server.modules, compiled, checks, writes=True) as writing:
         found = _right(one, writing)
     seconds = {(judged.id, case): took for judged in found for case, took in judged.seconds.items()}
     for judged in _right(one, desk.server, seconds):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import nanochat_lib
-from nanochat_lib.course.grading import confine, wire
+from nanochat_lib.course.grading import confine, programs, wire
 from nanochat_lib.course.grading.server import MESSAGE
 from nanochat_lib.errors import UserError
 
@@ -69,9 +69,11 @@ class Child:
 
 
 class Server:
-    """The fork server's process. `level`: as asked for, or the strongest that works here."""
+    """The fork server's process. `level`: as asked for. `writes`: its children add to `compiled`: no learner's may."""
 
-    def __init__(self, level: str, modules: list[str], compiled: Path | None = None, checks: str = "") -> None:
+    def __init__(
+        self, level: str, modules: list[str], compiled: Path | None = None, checks: str = "", writes: bool = False
+    ) -> None:  # fmt: skip
         self.level, self.modules = level, modules
         self.scratch = tempfile.mkdtemp(prefix="grade-")
         ours, theirs = socket.socketpair()
@@ -87,7 +89,7 @@ class Server:
         try:
             self.process = subprocess.Popen(
                 command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=self.errors, cwd=self.scratch,
-                env=environment(self.scratch, compiled, checks), start_new_session=True,
+                env=environment(self.scratch, compiled, checks, writes), start_new_session=True,
             )  # fmt: skip
         finally:
             theirs.close()
@@ -148,12 +150,14 @@ def _order(word: str, number: int) -> bytes:
     return f"{word} {number}".encode().ljust(MESSAGE)
 
 
-def environment(scratch: str, compiled: Path | None, checks: str) -> dict[str, str]:
+def environment(scratch: str, compiled: Path | None, checks: str, writes: bool = False) -> dict[str, str]:
     """All that the server and its children find in their environment."""
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(compiled or ""),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        programs.READ: str(compiled / "programs") if compiled else "",
+        programs.WRITE: "1" if writes else "",
     }
     return (cache if compiled else {}) | {
         "PATH": os.defpath,

@@ -1,7 +1,11 @@
 """What lets JAX start quickly in a process that lives for a second; results stay the same.
 
 A chapter's cases run some hundred tiny programs, each once. Of what JAX does for each, one part can be done once for
-all of them (the compiler's context: a third of the time), and programs that only copy are not needed at all.
+all of them (the compiler's context: a third of the time), programs that only copy are not needed at all, and those of
+the right answers are found by what they compute (programs.py).
+
+Forking from a process whose backend has started would save the rest and does not work: the client's threads are gone in
+the child, and loading a program, which waits for one of them, never ends.
 """
 
 from __future__ import annotations
@@ -9,13 +13,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import sys
 
 import numpy as np
 
+from nanochat_lib.course.grading import programs
+
 # Module -> what it imports only when it first needs it, in every child anew: SVD's LAPACK, Pallas's interpreter, ...
 LATE = {
-    "jax": ("scipy.linalg.cython_lapack", "jax.experimental.multihost_utils", "jaxlib.mlir.dialects.builtin"),
+    "jax": (
+        "scipy.linalg.cython_lapack",
+        "jax.experimental.multihost_utils",
+        "jaxlib.mlir.dialects.builtin",
+        "jax.experimental.serialize_executable",
+    ),
     "jax.experimental.pallas": ("jax.extend", "jax.experimental.pallas.mosaic_gpu"),
 }
 
@@ -28,6 +40,8 @@ def prepare() -> None:
                 importlib.import_module(name)
         one_context()
         plain_copies()
+        if folder := os.environ.pop(programs.READ, ""):
+            programs.install(folder, write=bool(os.environ.pop(programs.WRITE, "")))
     gc.freeze()  # nothing of this is garbage, so a child need not look through it
 
 

@@ -49,9 +49,10 @@ def regrade(
     cache = book_path.with_suffix(".cache")
     with Gradebook(book_path) as book, grade.open_desk(root, cache, chapter, require, salt, say) as desk:
         current = book.current()
+        every = list(grade.tasks(grade.learners(where), desk, None))
         waiting = [
             task
-            for task in grade.tasks(grade.learners(where), desk, None)
+            for task in every
             for one in [desk.keys[task.paper.stem]]
             if not book.has(task.paper.learner, one.stem, task.submission, one.bundle, desk.salted)
         ]
@@ -67,8 +68,8 @@ def regrade(
             if one.before != one.after:
                 before = "not graded" if one.before is None else f"{one.before:g}"
                 say(f"{one.learner}  {one.chapter}  {before} -> {one.after:g}  ({', '.join(one.exercises)})")
-        same = sum(one.before == one.after for one in changes)
-        say(f"{len(changes) - same} marks change, {same} papers keep theirs")
+        same = sum(one.before == one.after for one in changes) + len(every) - len(waiting)
+        say(f"{sum(one.before != one.after for one in changes)} marks change, {same} papers keep theirs")
         if write:
             for _, result in found:
                 book.add(result)
