@@ -116,5 +116,6 @@ def test_new_weights_are_turned_anew(solo):  # noqa: F811
     engine.params = {name: -leaf for name, leaf in solo.params.items()}
     fresh = Engine(CONFIG, engine.params, TOKENIZER)
     assert engine.weights.turned is not before and engine.weights.for_steps(1) is engine.params
+    assert engine.weights.for_steps(4) is engine.weights.turned
     one, other = (e.generate_batch(text, max_tokens=12, temperature=0).sequences for e in (engine, fresh))
     assert one == other
