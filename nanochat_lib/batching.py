@@ -22,6 +22,7 @@ from nanochat_lib.decoding import CHUNK, COMPILES, tool_output
 from nanochat_lib.engine import Engine
 from nanochat_lib.errors import UserError
 from nanochat_lib.kv_cache import row_bytes
+from nanochat_lib.lanes import lanes_for
 from nanochat_lib.requests import Job, Piece, Request, Ticket
 from nanochat_lib.rows import Rows
 from nanochat_lib.sampling import check_sampling
@@ -44,14 +45,14 @@ class BatchingEngine:
         if rows < 1:
             raise UserError(f"rows {rows} must be at least 1")
         self.engine, self.latency = engine, latency
-        self.rows = Rows(engine.setup, rows, engine.context, slack)
+        self.rows = Rows(engine.setup, rows, engine.context, slack, lanes_for(rows, engine.params))
         self.jobs: dict[int, Job] = {}  # by row; only the thread touches it
         self.waiting: deque[Job] = deque()
         self.changed = threading.Condition()
         self.closed, self.broken, self.failures = False, "", 0
         self.generated = self.reused = self.prefilled = 0
         self.step_seconds: deque[float] = deque(maxlen=8)
-        self.params = engine.params
+        self.weights = engine.weights
         self.thread = threading.Thread(target=self._run, name="generation", daemon=True)
         self.thread.start()
 
@@ -162,12 +163,12 @@ class BatchingEngine:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self.rows.cache = None
+            self.rows.free_memory()
 
     def _round(self) -> None:
         """Frees, admits, fills for a while, and decodes a few steps."""
-        if self.engine.params is not self.params:
-            self.params = self.engine.params
+        if self.engine.weights is not self.weights:
+            self.weights = self.engine.weights
             self.rows.forget()
         self._sweep()
         self._admit()
@@ -214,10 +215,10 @@ class BatchingEngine:
         started = time.perf_counter()
         for row, job in list(self.jobs.items()):
             while job.rest:
-                done = self.rows.fill(self.params, row, job.rest)
+                done = self.rows.fill(self.weights.params, row, job.rest)
                 job.rest = job.rest[done:]
                 self.prefilled += done
-                self.rows.cache.pos.block_until_ready()
+                self.rows.wait(row)
                 if time.perf_counter() - started > self.latency:
                     return
 
@@ -226,7 +227,7 @@ class BatchingEngine:
         if not draws:
             return
         started = time.perf_counter()
-        new = self.rows.decode(self.params, draws, self._steps())
+        new = self.rows.decode(self.weights.for_steps(self.rows.width), draws, self._steps())
         taken = max(map(len, new.values()))
         self.step_seconds.append((time.perf_counter() - started) / max(taken, 1))
         for row, tokens in new.items():

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nanochat_lib import lanes
 from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.sampling import next_power, sample
 from nanochat_lib.sizing import GPTConfig
@@ -97,6 +98,7 @@ def compiled_decode(
 
     token (B,): the newest one; forced (B, CHUNK): the tokens to insert, -1 where the model chooses; limit (B,): tokens
     a row's answer may hold, of which `held`, one number or (B,), are there; sampling as above; span: see `span_of`.
+    params may be those of `lanes.turned`.
     Returns (tokens (B, CHUNK) with -1 where there is none, log-probabilities if wanted or None, newest token, cache).
     """
     COMPILES["decode"] += 1
@@ -109,7 +111,8 @@ def compiled_decode(
     def advance(state):
         n, alive, _, tokens, chances, token, cache = state
         model, dtype = setup.model, setup.dtype
-        logits, cache = model.decode(setup.config, params, token, cache, dtype=dtype, alive=alive, span=span)
+        weights = lanes.upright(params)
+        logits, cache = model.decode(setup.config, weights, token, cache, dtype=dtype, alive=alive, span=span)
         sampled, logprob = sample(logits, keys, held + n, *sampling, greedy, setup.vocab)
         new = jnp.where(forced[:, n] >= 0, forced[:, n], sampled)
         tokens = tokens.at[:, n].set(jnp.where(alive, new, -1))
@@ -178,7 +181,7 @@ class Batch:
     def __init__(
         self,
         setup: Setup,
-        params: dict[str, jax.Array],
+        weights: lanes.Weights,
         tokenizer: Any,
         prompts: list[list[int]],
         limits: list[int],
@@ -186,7 +189,7 @@ class Batch:
         keys: jax.Array,
         options: Options,
     ) -> None:
-        self.setup, self.params, self.tokenizer = setup, params, tokenizer
+        self.setup, self.weights, self.tokenizer = setup, weights, tokenizer
         self.prompts, self.samples, self.keys, self.options = prompts, len(samples), keys, options
         self.limit = np.zeros(len(keys), np.int32)  # rows past the last prompt only fill up the compiled shape
         self.limit[: len(prompts) * len(samples)] = np.repeat(limits, len(samples))
@@ -207,7 +210,7 @@ class Batch:
             state = self.cache, self.newest, self.keys, forced, self.alive, self.limit, self.step, min(steps, CHUNK)
             state += (self.options[:3],)
             tokens, logprobs, self.newest, self.cache = compiled_decode(
-                self.params,
+                self.weights.for_steps(len(self.keys)),
                 *state,
                 setup=self.setup,
                 greedy=self.options.greedy,
@@ -227,7 +230,7 @@ class Batch:
         longest = int((lengths + self.limit[:: self.samples]).max())
         self.cache_len = min(next_power(longest, SHORTEST), context)
         self.newest, logprob, self.cache = compiled_prefill(
-            self.params,
+            self.weights.params,
             idx,
             lengths,
             self.keys,

@@ -9,13 +9,14 @@ it has learned. How a batch is decoded, and how tools are used, is in `decoding`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nanochat_lib import gpt
+from nanochat_lib import gpt, lanes
 from nanochat_lib.decoding import CHUNK, SHORTEST, Batch, Generated, Options, Setup
 from nanochat_lib.errors import UserError
 from nanochat_lib.runtime import check_preempted
@@ -49,13 +50,14 @@ class Engine:
 
     @property
     def params(self) -> gpt.Params:
-        return self._params
+        return self.weights.params
 
     @params.setter
     def params(self, params: gpt.Params) -> None:
         # Matrices are cast to the compute dtype at every use anyway: doing it once saves reading float32 each token.
         dtype = self.setup.dtype
-        self._params = {name: leaf.astype(dtype) if leaf.ndim > 1 else leaf for name, leaf in params.items()}
+        cast = {name: leaf.astype(dtype) if leaf.ndim > 1 else leaf for name, leaf in params.items()}
+        self.weights = lanes.Weights(cast)
 
     def generate(
         self,
@@ -115,17 +117,26 @@ class Engine:
         seeds = np.broadcast_to(seed, len(prompts)).tolist()
         if batch_rows is not None and batch_rows < 1:
             raise UserError(f"batch_rows {batch_rows} must be at least 1")
-        rows = batch_rows or max(len(prompts) * num_samples, 1)
+        total = max(len(prompts) * num_samples, 1)
+        rows = min(batch_rows or total, total)
+        at_once = lanes.lanes_for(rows, self.params)
+        rows //= at_once
         per_prompt = min(num_samples, rows)  # more samples than rows: the prompts go one by one, in several rounds
+        parts = [
+            (slice(first, first + rows // per_prompt), range(start, min(start + per_prompt, num_samples)))
+            for first in range(0, len(prompts), rows // per_prompt)
+            for start in range(0, num_samples, per_prompt)
+        ]
         done = Generated()
-        for first in range(0, len(prompts), rows // per_prompt):
-            part = slice(first, first + rows // per_prompt)
-            for start in range(0, num_samples, per_prompt):
-                samples = range(start, min(start + per_prompt, num_samples))
-                batch = self._batch(prompts[part], limits[part], samples, places[part], seeds[part], options)
-                while batch.alive.any():
-                    check_preempted()
-                    batch.advance(CHUNK)
+        for place in range(0, len(parts), at_once):
+            batches = [
+                self._batch(prompts[part], limits[part], samples, places[part], seeds[part], options)
+                for part, samples in parts[place : place + at_once]
+            ]
+            while living := [batch for batch in batches if batch.alive.any()]:
+                check_preempted()
+                lanes.together([partial(batch.advance, CHUNK) for batch in living])
+            for batch in batches:
                 batch.collect(done, include_end)
         return done
 
@@ -165,7 +176,7 @@ class Engine:
         seed, place = (np.repeat(np.array(column, np.uint32), len(samples)) for column in columns)
         keys = row_keys(seed, place, np.tile(np.array(samples, np.uint32), len(prompts) + len(filled)))
         prompts = [list(prompt) for prompt in prompts]
-        return Batch(self.setup, self.params, self.tokenizer, prompts, limits, samples, keys, options)
+        return Batch(self.setup, self.weights, self.tokenizer, prompts, limits, samples, keys, options)
 
 
 _logits = jax.jit(gpt.apply, static_argnums=(0, 3))

@@ -15,6 +15,7 @@ import numpy as np
 
 from nanochat_lib.decoding import CHUNK, COMPILES, Setup, compiled_decode, span_of
 from nanochat_lib.kv_cache import put_row, steps_back, take_row
+from nanochat_lib.lanes import together
 from nanochat_lib.sampling import is_greedy, row_keys
 
 FILLS = (16, 64, 256)  # tokens of one fill; the last sizes are cut to the context
@@ -59,20 +60,24 @@ class Draw:
 
 
 class Rows:
-    """`count` rows of `length` positions; `slack`: tokens that a row with a full ring can take back."""
+    """`count` rows of `length` positions; `slack`: tokens that a row with a full ring can take back.
 
-    def __init__(self, setup: Setup, count: int, length: int, slack: int) -> None:
+    They stand in `lane_count` lanes of equal width (see lanes.py), a cache each: row i in lane i // width.
+    """
+
+    def __init__(self, setup: Setup, count: int, length: int, slack: int, lane_count: int = 1) -> None:
         self.setup, self.length, self.slack = setup, length, slack
+        self.width = count // lane_count
         self.fills = sorted({min(size, length) for size in FILLS})
         self.claims = 0
         self.rows = [Row() for _ in range(count)]
         self.reset()
 
     def reset(self) -> None:
-        """An empty cache, as after a failure."""
-        config, count = self.setup.config, len(self.rows)
-        self.cache = None  # the old one goes before the new one comes
-        self.cache = self.setup.model.init_cache(config, count, self.length, self.setup.dtype, self.slack)
+        """Empty caches, as after a failure."""
+        self.caches = []  # the old ones go before the new ones come
+        shape = self.setup.config, self.width, self.length, self.setup.dtype, self.slack
+        self.caches = [self.setup.model.init_cache(*shape) for _ in range(len(self.rows) // self.width)]
         self.rows = [Row() for _ in self.rows]
 
     def forget(self) -> None:
@@ -113,39 +118,53 @@ class Rows:
 
     def fill(self, params: dict[str, jax.Array], index: int, tokens: Sequence[int]) -> int:
         """Runs as many of `tokens` as one fill takes into row `index`; returns how many."""
-        row = self.rows[index]
+        row, (lane, place) = self.rows[index], divmod(index, self.width)
         size = next((size for size in self.fills if size >= len(tokens)), self.fills[-1])
         part = list(tokens[:size])
         idx = np.zeros(size, np.int32)
         idx[: len(part)] = part
         previous = np.int32(row.known[-1] if row.known else -1)
-        cache, self.cache = self._placed(), None
-        self.cache = compiled_fill(
-            params, cache, np.int32(index), idx, np.int32(len(part)), previous, setup=self.setup, fresh=not row.known
+        cache, self.caches[lane] = self._placed(lane), None
+        self.caches[lane] = compiled_fill(
+            params, cache, np.int32(place), idx, np.int32(len(part)), previous, setup=self.setup, fresh=not row.known
         )
         row.known, row.cut = row.known + part, False
         row.high = max(row.high, len(row.known))
         return len(part)
 
     def decode(self, params: dict[str, jax.Array], draws: dict[int, Draw], steps: int) -> dict[int, list[int]]:
-        """Up to `steps` more tokens in each of these rows, the others stay as they are: {row: its new tokens}."""
-        count = len(self.rows)
+        """Up to `steps` more tokens in each of these rows, the others stay as they are: {row: its new tokens}.
+
+        params: those of `lanes.turned`, or as they are.
+        """
+        by_lane = [
+            {row: draw for row, draw in draws.items() if row // self.width == lane} for lane in range(len(self.caches))
+        ]
+        tasks = [partial(self._decode, params, lane, part, steps) for lane, part in enumerate(by_lane) if part]
+        new = {row: tokens for found in together(tasks) for row, tokens in found.items()}
+        return {row: new[row] for row in draws}
+
+    def _decode(
+        self, params: dict[str, jax.Array], lane: int, draws: dict[int, Draw], steps: int
+    ) -> dict[int, list[int]]:
+        """`decode` of the rows of one lane."""
+        first, count = lane * self.width, self.width
         idle = Draw(0, 0, [], 0, 0, 0.0, 0, 1.0)
-        every = [draws.get(row, idle) for row in range(count)]
+        every = [draws.get(first + place, idle) for place in range(count)]
         forced = np.full((count, CHUNK), -1, np.int32)
         for row, draw in draws.items():
-            forced[row, : len(draw.forced)] = draw.forced[:CHUNK]
+            forced[row - first, : len(draw.forced)] = draw.forced[:CHUNK]
         column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
         zeros = np.zeros(count, np.uint32)
         longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
-        cache, self.cache = self._placed(), None
-        tokens, _, _, self.cache = compiled_decode(
+        cache, self.caches[lane] = self._placed(lane), None
+        tokens, _, _, self.caches[lane] = compiled_decode(
             params,
             cache,
             column("newest", np.int32),
             row_keys(column("seed", np.uint32), zeros, zeros),
             forced,
-            np.array([row in draws for row in range(count)]),
+            np.array([first + place in draws for place in range(count)]),
             column("limit", np.int32),
             column("held", np.int32),
             np.int32(min(steps, CHUNK)),
@@ -157,12 +176,22 @@ class Rows:
         tokens = np.asarray(tokens)
         new = {}
         for index, draw in draws.items():
-            new[index] = tokens[index][tokens[index] >= 0].tolist()
+            mine = tokens[index - first]
+            new[index] = mine[mine >= 0].tolist()
             row = self.rows[index]
             row.known, row.cut = [*row.known, draw.newest, *new[index][:-1]], False
             row.high = max(row.high, len(row.known))
         return new
 
-    def _placed(self):
-        """The cache with every row at the end of what it holds."""
-        return replace(self.cache, pos=np.array([len(row.known) for row in self.rows], np.int32))
+    def _placed(self, lane: int):
+        """The cache of a lane with every row at the end of what it holds."""
+        rows = self.rows[lane * self.width : (lane + 1) * self.width]
+        return replace(self.caches[lane], pos=np.array([len(row.known) for row in rows], np.int32))
+
+    def wait(self, index: int) -> None:
+        """Until what row `index` was last given has been run."""
+        self.caches[index // self.width].pos.block_until_ready()
+
+    def free_memory(self) -> None:
+        """No row can be used from here on."""
+        self.caches = []

@@ -216,7 +216,7 @@ def test_new_weights_count_and_old_texts_do_not(solo: Engine) -> None:
 
 
 def test_memory_of_a_row_is_what_the_device_holds(shared: BatchingEngine) -> None:
-    leaves = jax.tree.leaves(shared.rows.cache)
+    leaves = jax.tree.leaves(shared.rows.caches)
     stats = shared.stats()
     assert 3 * stats["bytes_per_row"] == sum(leaf.nbytes for leaf in leaves)
     sizes = stats["bytes_per_row_by_layer"]

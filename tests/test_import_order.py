@@ -23,7 +23,7 @@ ORDER = """
     sharding collectives muon optim train_step plan
     objects step_folders arrays durable run_folder saver checkpoint metrics guards trainer
     twin twin_optim upstream
-    calculator sampling decoding engine answer_text rows requests batching
+    calculator sampling lanes decoding engine answer_text rows requests batching
     tasks rewards chat_data evaluate pretrain sft rollouts rl compiled preflight serve
     report course evaluations pipeline convert capstone eval_commands encode_commands cli __main__
 """.split()
