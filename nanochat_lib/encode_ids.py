@@ -220,6 +220,8 @@ def _in_processes(name: str, tokenizer: Tokenizer, folder: str, todo: list[Shard
                     continue
                 left -= event[0] == "done"
                 yield event
+            for worker in workers:
+                worker.join(ENDING)
         finally:
             tasks.cancel_join_thread()
             for worker in workers:
@@ -253,3 +255,5 @@ def _work(name: str, tokenizer_folder: str, folder: str, tasks: Any, events: Any
             events.put(("done",))
     except UserError as error:
         events.put(("failed", str(error)))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is at its end, and what ends it needs no exception

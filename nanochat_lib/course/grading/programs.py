@@ -17,6 +17,7 @@ import importlib
 import io
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,6 @@ def install(folder: str, write: bool) -> None:
 def machine() -> str:
     """What a compiled program depends on beside its description: versions, the compiler's options, the processor."""
     import jax
-    import jaxlib
 
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -84,7 +84,7 @@ def machine() -> str:
     words = [
         str(FORM),
         jax.__version__,
-        jaxlib.__version__,
+        version("jaxlib"),
         np.__version__,
         os.environ.get("XLA_FLAGS", ""),
         *processor,
