@@ -25,11 +25,11 @@ OPTIONS = {
 
 def folder() -> Path:
     """Where this machine's programs are kept."""
-    return base_dir() / "compiled" / hashlib.sha256(_features().encode()).hexdigest()[:12]
+    return base_dir() / "compiled" / hashlib.sha256(processor().encode()).hexdigest()[:12]
 
 
-def _features() -> str:
-    """What the processor can do, as text; on systems that do not tell, its name."""
+def processor() -> str:
+    """What the processor can do, as text, which compiled programs depend on; on systems that do not tell, its name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.memory import MemoryFileSystem
@@ -68,3 +69,14 @@ def folder(url, layout, val=1):
         shard(f"{url}/shard_{i:05d}.parquet", groups)
     shard(f"{url}/shard_{len(layout):05d}.parquet", [[f"v{i}" for i in range(val)]])
     return url
+
+
+def damaged_inside(folder):
+    """Writes the shards a and b; a's second row group is damaged, its footer and its first row group are whole."""
+    texts = [np.random.default_rng(i).bytes(200).hex() for i in range(100)]
+    shard(folder / "a.parquet", [texts[:50], texts[50:]])
+    shard(folder / "b.parquet", [texts])
+    data = bytearray((folder / "a.parquet").read_bytes())
+    data[len(data) * 5 // 8 : len(data) * 7 // 8] = bytes(len(data) // 4)
+    (folder / "a.parquet").write_bytes(data)
+    return texts

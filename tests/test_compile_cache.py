@@ -71,5 +71,5 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path):
 
 def test_another_processor_has_another_folder(monkeypatch):
     here = compile_cache.folder()
-    monkeypatch.setattr(compile_cache, "_features", lambda: "flags: other")
+    monkeypatch.setattr(compile_cache, "processor", lambda: "flags: other")
     assert compile_cache.folder() != here and compile_cache.folder().parent == here.parent

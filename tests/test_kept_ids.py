@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_stores import gs_server, s3_server
-from shaky import Shaky, folder, shard
+from shaky import Shaky, damaged_inside, folder, shard
 from test_loader import TOKENIZER, ByteTokenizer, arrays
 
 from nanochat_lib import encode_ids, kept_ids, parquet, storage
@@ -532,12 +532,7 @@ def test_a_bucket_that_takes_nothing_or_half(monkeypatch):
 
 
 def test_a_damaged_shard_is_named(tmp_path):
-    words = [np.random.default_rng(i).bytes(200).hex() for i in range(100)]
-    shard(tmp_path / "a.parquet", [words[:50], words[50:]])
-    shard(tmp_path / "b.parquet", [words])
-    data = bytearray((tmp_path / "a.parquet").read_bytes())
-    data[len(data) * 5 // 8 : len(data) * 7 // 8] = bytes(len(data) // 4)
-    (tmp_path / "a.parquet").write_bytes(data)
+    damaged_inside(tmp_path)
     with pytest.raises(UserError, match=r"a\.parquet .* row group 1"):
         encoded(tmp_path)
     assert not ids_files(tmp_path)

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nanochat_lib.compile_cache import processor
+
 FORM = 1  # raised when files or descriptions change
 READ, WRITE = "GRADE_PROGRAMS", "GRADE_WRITES_PROGRAMS"  # in the environment: a folder, and whether to fill it
 KINDS = (  # modules of JAX whose primitives are described; none of them calls back into Python
@@ -76,18 +78,13 @@ def machine() -> str:
     """What a compiled program depends on beside its description: versions, the compiler's options, the processor."""
     import jax
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        processor = sorted({line for line in lines if line.startswith(("flags", "model name", "Features", "CPU part"))})
-    except OSError:
-        processor = list(os.uname())
     words = [
         str(FORM),
         jax.__version__,
         version("jaxlib"),
         np.__version__,
         os.environ.get("XLA_FLAGS", ""),
-        *processor,
+        processor(),
     ]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
