@@ -22,6 +22,9 @@ def encode(args: argparse.Namespace) -> None:
     folder = Path(args.tokenizer) if args.tokenizer else Path(args.run_dir or "") / "tokenizer"
     data, seed = DataConfig(), 0
     if args.run_dir:
+        if not (Path(args.run_dir) / "config.json").exists():
+            begin = f"nanochat tokenizer --any-machine --run-dir {args.run_dir}"
+            raise UserError(f"{args.run_dir} holds no run; begin it with `{begin}`")
         config = from_dict(read_json(Path(args.run_dir) / "config.json"))
         data, seed = config.data, config.seed
     elif not (args.corpus and args.tokenizer):

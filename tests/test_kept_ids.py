@@ -653,7 +653,7 @@ def test_the_examples_of_the_help_parse():
         ([], "which corpus and which tokenizer?"),
         (["{shards}"], "which corpus and which tokenizer?"),
         (["{shards}", "--tokenizer", "nowhere"], "nowhere holds no tokenizer"),
-        (["--run-dir", "nowhere"], "nowhere/config.json does not exist"),
+        (["--run-dir", "nowhere"], "nowhere holds no run; begin it with"),
     ],
     ids=["jobs", "nothing", "no tokenizer", "not there", "no run"],
 )
