@@ -30,6 +30,7 @@ from nanochat_lib.sampling import check_sampling
 __all__ = ["BatchingEngine", "Piece", "Request", "Ticket"]
 
 SLACK = 64  # see rows.Rows
+QUEUED = 32  # most decode steps of one dispatch while a request waits for a row or for the rest of its prompt
 LATENCY = 0.05  # seconds that may pass between two deliveries, when the device is fast enough
 FAILURES = 3  # failures of the device in a row after which the engine gives up
 
@@ -237,8 +238,11 @@ class BatchingEngine:
                 self._finish(row, f"error: {_said(error)}")
 
     def _steps(self) -> int:
-        """Steps that one dispatch may take: the fastest of the last ones, as the slow ones compiled something."""
-        return max(1, min(CHUNK, int(self.latency / min(self.step_seconds)))) if self.step_seconds else 1
+        """Steps that one dispatch may take. A step's time: the fastest of the last ones, the slow ones compiled."""
+        if not self.step_seconds:
+            return 1
+        queued = bool(self.waiting) or any(job.rest for job in self.jobs.values())
+        return max(1, min(QUEUED if queued else CHUNK, int(self.latency / min(self.step_seconds))))
 
     def _append(self, row: int, tokens: list[int]) -> None:
         """A job's new tokens: what they mean for its text, its end and its tools."""

@@ -26,7 +26,7 @@ from nanochat_lib.calculator import calculate, result_text
 from nanochat_lib.sampling import next_power, sample
 from nanochat_lib.sizing import GPTConfig
 
-CHUNK = 32  # most decode steps of one dispatch
+CHUNK = 128  # most decode steps of one dispatch: each costs the host as much as several steps of a small model
 SHORTEST = 16  # prompts and caches are padded to powers of two from here on, so that few shapes compile
 SPAN = 128  # decode steps are compiled for texts of up to so many tokens, four times as many, …
 COMPILES: Counter[str] = Counter()  # how often "prefill" and "decode" were compiled in this process

@@ -70,6 +70,7 @@ class Rows:
         self.width = count // lane_count
         self.fills = sorted({min(size, length) for size in FILLS})
         self.claims = 0
+        self.keys: dict[int, tuple[np.ndarray, jax.Array]] = {}  # by lane: the rows' seeds and what they became
         self.rows = [Row() for _ in range(count)]
         self.reset()
 
@@ -155,14 +156,13 @@ class Rows:
         for row, draw in draws.items():
             forced[row - first, : len(draw.forced)] = draw.forced[:CHUNK]
         column = lambda name, dtype: np.array([getattr(draw, name) for draw in every], dtype)  # noqa: E731
-        zeros = np.zeros(count, np.uint32)
         longest = max(len(self.rows[row].known) for row in draws) + min(steps, CHUNK)
         cache, self.caches[lane] = self._placed(lane), None
         tokens, _, _, self.caches[lane] = compiled_decode(
             params,
             cache,
             column("newest", np.int32),
-            row_keys(column("seed", np.uint32), zeros, zeros),
+            self._keys(lane, column("seed", np.uint32)),
             forced,
             np.array([first + place in draws for place in range(count)]),
             column("limit", np.int32),
@@ -182,6 +182,15 @@ class Rows:
             row.known, row.cut = [*row.known, draw.newest, *new[index][:-1]], False
             row.high = max(row.high, len(row.known))
         return new
+
+    def _keys(self, lane: int, seeds: np.ndarray) -> jax.Array:
+        """The keys of a lane's rows, made anew when another request has come."""
+        known, keys = self.keys.get(lane, (None, None))
+        if known is None or not np.array_equal(known, seeds):
+            zeros = np.zeros(len(seeds), np.uint32)
+            keys = row_keys(seeds, zeros, zeros)
+            self.keys[lane] = seeds, keys
+        return keys
 
     def _placed(self, lane: int):
         """The cache of a lane with every row at the end of what it holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import jax
@@ -290,11 +290,14 @@ def script(*parts: int | str) -> list[int]:
     return [t for part in parts for t in (BYTES.encode(part) if isinstance(part, str) else [part])]
 
 
-def scripted(*scripts: list[int], rows: int = 3, after: int = END, **options: object) -> BatchingEngine:
-    table = np.full((8, 160), after, np.float32)
+def scripted(
+    *scripts: list[int], rows: int = 3, after: int = END, context: int = 128, **options: object
+) -> BatchingEngine:
+    table = np.full((8, context + 32), after, np.float32)
     for row, tokens in enumerate(scripts):
         table[row, : len(tokens)] = tokens
-    return BatchingEngine(Engine(TALK, {"script": jnp.asarray(table)}, BYTES, model=Scripted), rows, **options)
+    config = replace(TALK, sequence_len=context)
+    return BatchingEngine(Engine(config, {"script": jnp.asarray(table)}, BYTES, model=Scripted), rows, **options)
 
 
 def test_tools_ends_and_limits() -> None:
@@ -356,6 +359,27 @@ def test_cancelling_frees_the_row_at_once() -> None:
             assert last.wait().text == "yes"
             assert (running.finish, waiting.finish, waiting.tokens) == ("cancelled", "cancelled", [])
             assert 0 < len(running.tokens) < 126
+
+
+def test_turns_are_long_alone_and_short_while_another_request_waits() -> None:
+    with scripted(script("x" * 3 * CHUNK, END), rows=1, context=4 * CHUNK, latency=60.0) as engine:
+        real, turns, second = engine._steps, [], Inbox()
+
+        def steps() -> int:
+            queued = bool(engine.waiting)  # only this thread takes requests from there
+            turns.append((queued, real()))
+            return turns[-1][1]
+
+        engine._steps = steps
+        ask(engine, Request([0], temperature=0))
+        assert max(turns) == (False, CHUNK)
+        turns.clear()
+        first = Inbox()
+        engine.submit(Request([0], temperature=0), first)
+        engine.submit(Request([0], temperature=0), second)
+        assert first.wait().text == second.wait().text == "x" * 3 * CHUNK
+        assert (True, batching.QUEUED) in turns and (False, CHUNK) in turns
+        assert all(taken <= batching.QUEUED for queued, taken in turns if queued)
 
 
 def test_closing_ends_everything() -> None:
@@ -438,7 +462,7 @@ def test_bad_requests_are_refused_at_once(options: dict, message: str, shared: B
 def test_many_threads_submit() -> None:
     """More requests than rows, from many threads: each gets its own script, whole."""
     says = [script(chr(97 + row) * (CHUNK + row), END) for row in range(8)]
-    with scripted(*says, rows=3) as engine:
+    with scripted(*says, rows=3, context=2 * CHUNK) as engine:
         boxes = [[Inbox() for _ in range(4)] for _ in says]
 
         def client(row: int) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -63,11 +64,11 @@ def script(*parts: int | str) -> list[int]:
     return [t for part in parts for t in (BYTES.encode(part) if isinstance(part, str) else [part])]
 
 
-def scripted(*scripts: list[int], after: int = END) -> Engine:
-    table = np.full((300, 256), after, np.float32)
+def scripted(*scripts: list[int], after: int = END, context: int = 128) -> Engine:
+    table = np.full((300, 2 * context), after, np.float32)
     for row, tokens in enumerate(scripts):
         table[row, : len(tokens)] = tokens
-    return Engine(SCRIPT_CONFIG, {"script": jnp.asarray(table)}, BYTES, model=Scripted)
+    return Engine(replace(SCRIPT_CONFIG, sequence_len=context), {"script": jnp.asarray(table)}, BYTES, model=Scripted)
 
 
 # A real model -------------------------------------------------------------------------------------------------------
@@ -178,14 +179,16 @@ def test_weights_can_be_exchanged_and_are_cast_once(params: gpt.Params) -> None:
 
 
 def test_samples_of_a_prompt_differ_from_the_first_token_on() -> None:
-    out = scripted([FLAT] * 60).generate_batch([[0]], 16, max_tokens=CHUNK + 5, seed=3)
+    engine = scripted([FLAT] * (CHUNK + 9), context=2 * CHUNK)
+    out = engine.generate_batch([[0]], 16, max_tokens=CHUNK + 5, seed=3)
     assert len(out.sequences) == 16
     assert len({tuple(row) for row in out.sequences}) == 16
     assert len({row[1] for row in out.sequences}) > 10
 
 
 def test_streaming_and_batches_draw_the_same() -> None:
-    engine, options = scripted([FLAT] * 60), {"num_samples": 16, "max_tokens": CHUNK + 5, "seed": 7}
+    engine = scripted([FLAT] * (CHUNK + 9), context=2 * CHUNK)
+    options = {"num_samples": 16, "max_tokens": CHUNK + 5, "seed": 7}
     columns = list(engine.generate([0], **options))
     streamed = [[0, *(column[row] for column, mask in columns if mask[row])] for row in range(16)]
     assert streamed == engine.generate_batch([[0]], include_end=True, **options).sequences
@@ -226,7 +229,7 @@ def test_as_many_rows_as_samples_asked_for(count: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK + 1])
 def test_no_more_than_max_tokens(length: int) -> None:
-    engine = scripted(script("x" * 100))
+    engine = scripted(script("x" * 3 * CHUNK), context=3 * CHUNK)
     assert answer(engine, [0], max_tokens=length, temperature=0) == script("x" * length)
     out = engine.generate_batch([[0, 1]], max_tokens=length, include_end=True, temperature=0)
     assert out.sequences == [[0, 1, *script("x" * length)]]
