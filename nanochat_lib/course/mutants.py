@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 from nanochat_lib.course import author, namespace, rules
@@ -148,8 +149,14 @@ def prepare(root: Path, wanted: str = "") -> list[Prepared]:
     if wanted:
         chapters = {stem: chapters[stem] for stem in [pick(wanted, list(chapters))]}
     rules.add_checks(root)
-    os.environ.setdefault("COURSE_HOME", tempfile.mkdtemp(prefix="course-"))  # nothing is the learner's here
+    os.environ.setdefault("COURSE_HOME", _nobodys().name)
     return [Prepared(stem, cells) for stem, cells in chapters.items()]
+
+
+@cache
+def _nobodys() -> tempfile.TemporaryDirectory:
+    """A folder of course state that is no learner's; it goes when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="course-")
 
 
 def pick(wanted: str, stems: list[str]) -> str:
