@@ -817,6 +817,8 @@ except UserError as error:
 # - nanochat's processes take turns by row group, and its resume is approximate; here they take turns by document, and
 #   resume is exact: `Cursor` and `DocumentRows` in `nanochat_lib/streams.py`, `share_states` in `nanochat_lib/loader.py`.
 # - A thread prepares the next batches while a step computes: `Prefetcher` in `nanochat_lib/prefetch.py`.
+# - Each reading encodes the text again, which is most of the loader's work. `nanochat data encode` does it once, before
+#   a chip is rented: `nanochat_lib/kept_ids.py`.
 # - Chat rows are never cropped; they end in padding that is not trained: `ConversationRows` in
 #   `nanochat_lib/streams.py`, more in the chapter on fine-tuning.
 # - The supply is an estimate from a sample of documents: `check_enough` in `nanochat_lib/supply.py`.
