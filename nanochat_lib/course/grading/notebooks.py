@@ -93,8 +93,8 @@ def _percent(text: str) -> list[LearnerCell]:
 def belongs_to(cells: list[LearnerCell], path: str, keys: list[Key]) -> Key | None:
     """The chapter that a file is: the one whose exercises it has most of, else the one its name says.
 
-    What is called as a chapter that is not graded, and has no cell of one that is, is none of these, though it may define
-    a function of the same name.
+    A file that is called as a chapter which is not graded, and has no cell of one that is, belongs to none of them,
+    though it may define a function of the same name.
     """
 
     def count(key: Key) -> int:
