@@ -20,6 +20,9 @@ FILES = ("*.md", "*.toml", "*.yml", "LICENSE", "postBuild")
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", "bench", "attacks.py")  # the last two are for maintainers
 # And what works only beside solutions/ and tests/, or is the instructor's.
 OTHERS = ("scripts/grading/", "scripts/newest.py", "scripts/solve_course.py", "scripts/test.sh")
+# Folders of the project whose files a page may name.
+HOME = (*FOLDERS, "solutions", "tests", ".ci", ".github")
+NAMED = re.compile(rf"(?<![\w./~-])(?:{'|'.join(map(re.escape, HOME))})/[\w./-]*")
 SECRET_LINE = 24  # characters from which a single line of an answer counts as a leak
 SHORTEST = 8  # characters of a whole answer that is not a coincidence
 
@@ -32,6 +35,31 @@ def bundle(root: Path) -> list[Path]:
     return sorted(path for path in found if not path.relative_to(root).as_posix().startswith(OTHERS))
 
 
+def given(path: Path, root: Path, files: list[Path]) -> bytes:
+    """A file as learners get it: a page that names files which they do not get says so below its title."""
+    data = path.read_bytes()
+    if path.suffix != ".md":
+        return data
+    text = data.decode("utf-8")
+    if not (missing := missed(text, root, files)):
+        return data
+    title, line, rest = text.partition("\n")
+    names = ", ".join(f"`{name}`" for name in missing)
+    return f"{title}{line}\n> This is a learner's copy of the project, without {names}.\n{rest}".encode()
+
+
+def missed(text: str, root: Path, files: list[Path]) -> list[str]:
+    """What a text names of the project that is not in the bundle: a file, or the whole folder that is not."""
+    there = {folder for path in files for folder in (path, *path.parents)}
+    found = set()
+    for name in NAMED.findall(text):
+        path = root / name
+        ways = [way for way in (*reversed(path.parents), path) if way != root and root in way.parents and way.exists()]
+        if way := next((way for way in ways if way not in there), None):
+            found.add(way.relative_to(root).as_posix() + ("/" if way.is_dir() else ""))
+    return sorted(found)
+
+
 def write_bundle(root: Path, target: Path) -> int:
     """Writes the learner's files as a zip, the same bytes each time; returns how many."""
     files = bundle(root)
@@ -39,7 +67,7 @@ def write_bundle(root: Path, target: Path) -> int:
         for path in files:
             entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(root).as_posix()}")  # dated 1980
             entry.external_attr = (path.stat().st_mode & 0o755) << 16
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(entry, given(path, root, files), zipfile.ZIP_DEFLATED)
     return len(files)
 
 

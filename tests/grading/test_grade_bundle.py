@@ -53,6 +53,28 @@ def test_what_only_maintainers_and_instructors_need_stays_here(names):
     assert {"postBuild", "environment.yml", "scripts/setup.sh", "scripts/versions.txt"} <= names  # the hub's image
 
 
+def test_every_path_that_a_page_of_the_zip_names_is_in_it_or_named_as_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(handout, "build", lambda check, root: None)
+    handout.bundle(ROOT, tmp_path / "course.zip")
+    with zipfile.ZipFile(tmp_path / "course.zip") as archive:
+        texts = {name.removeprefix("course/"): archive.read(name) for name in archive.namelist()}
+    there = {"/".join(name.split("/")[:n]) for name in texts for n in range(1, name.count("/") + 2)}
+    pages = {name: data.decode() for name, data in texts.items() if name.endswith(".md")}
+    assert {"README.md", "docs/grading.md", "docs/data.md"} <= set(pages)
+    for name, text in pages.items():
+        note = "".join(re.findall(r"^> This is a learner's copy of the project, without .*$", text, re.M)[:1])
+        gone = re.findall(r"`([^`]+)`", note)
+        assert all(not (there & {one.rstrip("/")}) and (ROOT / one).exists() for one in gone), (name, gone)
+        told = re.findall(r"(?<![\w./~-])(?:scripts|docs|tests|solutions|assets|\.ci|\.github)/[\w./-]*", text)
+        for path in {one.rstrip("./") for one in told}:
+            assert path in there or any(f"{path}/".startswith(f"{one.rstrip('/')}/") for one in gone), (name, path)
+        for link in re.findall(r"\]\(([\w./-]+)\)", text):
+            assert (Path(name).parent / link).as_posix() in there, (name, link)
+    assert "`scripts/test.sh`" in pages["README.md"] and pages["README.md"].startswith("# ")
+    assert "without `tests/`.\n" in pages["docs/sandbox.md"]  # a folder that is missing as a whole stands there once
+    assert pages["docs/serving.md"] == (ROOT / "docs/serving.md").read_text(encoding="utf-8")  # it names nothing else
+
+
 def test_the_zip_says_what_it_is_and_keeps_rights(tmp_path, monkeypatch):
     monkeypatch.setattr(handout, "build", lambda check, root: None)  # test_build.py builds
     about = handout.bundle(ROOT, tmp_path / "course.zip")

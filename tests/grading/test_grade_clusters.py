@@ -109,9 +109,15 @@ def test_the_container_s_recipe_names_what_is_there():
     text = (FOLDER / "Containerfile").read_text()
     copied = [word for line in re.findall(r"^COPY (.+)$", text, re.M) for word in line.split()[:-1]]
     assert copied and all((FOLDER.parents[1] / word).exists() for word in copied)
+    python = re.search(r"^FROM \S+python:(\d+\.\d+)", text, re.M)[1]
+    assert (
+        f"python_version == '{python}'" in (FOLDER.parent / "versions.txt").read_text()
+        and "-c /course/scripts/" in text
+    )
     assert "bubblewrap" in text and re.search(r"^USER (?!root)", text, re.M)
     assert parsed(json.loads(re.search(r"^CMD (.+)$", text, re.M)[1])[1:-1] + ["audit"]).act
-    command = re.search(r"nanochat-grade nanochat (grade run .+)$", text, re.M)[1]
+    shown = re.sub(r" \\\n#", "", text)  # one line a command
+    command = re.search(r"nanochat-grade +nanochat (grade run .+)$", shown, re.M)[1]
     assert parsed(command.split()).require_isolation == "strong"
 
 
@@ -121,7 +127,7 @@ def test_the_hub_s_values():
     assert set(found) == {"hub", "singleuser", "cull"}
     known = {
         "image": dict, "defaultUrl": str, "cpu": dict, "memory": dict, "storage": dict, "extraEnv": dict,
-        "lifecycleHooks": dict, "networkPolicy": dict,
+        "cmd": list, "networkPolicy": dict,
     }  # fmt: skip
     single = found["singleuser"]
     assert set(single) == set(known) and all(isinstance(single[key], kind) for key, kind in known.items())
@@ -130,3 +136,25 @@ def test_the_hub_s_values():
     chapter = single["defaultUrl"].removeprefix("/lab/tree/")
     assert (FOLDER.parents[1] / chapter).exists()
     assert single["memory"]["limit"] == "4G" and found["hub"]["config"]["Authenticator"]["allow_all"] is False
+
+
+def test_the_hub_s_server_starts_in_the_learner_s_own_folder(tmp_path):
+    """The image's files are there, and once changed they stay as they are."""
+    image, home, tools = tmp_path / "image", tmp_path / "home", tmp_path / "bin"
+    (image / "chapters").mkdir(parents=True), home.mkdir(), tools.mkdir()
+    (image / "chapters" / "00_start.ipynb").write_text("as handed out")
+    (tools / "jupyterhub-singleuser").write_text('#!/bin/sh\npwd\necho "$@"\ncat chapters/00_start.ipynb\n')
+    (tools / "jupyterhub-singleuser").chmod(0o755)
+    command = yaml.safe_load((FOLDER / "jupyterhub.yaml").read_text())["singleuser"]["cmd"]
+    words = [word.replace("/srv/course", str(image)) for word in command]
+    env = os.environ | {"HOME": str(home), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+
+    def start() -> list[str]:
+        return subprocess.run([*words, "--a", "b c"], env=env, cwd=image, capture_output=True, text=True).stdout.split(
+            "\n"
+        )
+
+    assert start() == [str(home / "course"), "--a b c", "as handed out"]
+    (home / "course" / "chapters" / "00_start.ipynb").write_text("my work")
+    (image / "chapters" / "01_new.ipynb").write_text("new")
+    assert start()[-1] == "my work" and (home / "course" / "chapters" / "01_new.ipynb").exists()

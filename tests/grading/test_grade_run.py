@@ -165,6 +165,20 @@ def test_shards_take_everybody_once(tmp_path):
             grade.shard_of(bad)
 
 
+def test_a_part_without_learners_is_no_mistake(tmp_path):
+    """A class of one in two parts: one of the parts is empty, and its gradebook is there to be merged."""
+    hand_in(tmp_path / "in", "ada", RIGHT)
+    empty = next(f"{i}/2" for i in (1, 2) if not grade.learners(tmp_path / "in", f"{i}/2"))
+    said: list[str] = []
+    assert grade.run(tmp_path / "in", tmp_path / "part.sqlite", shard=empty, say=said.append) == 0
+    assert said == [f"no learner of this class falls to part {empty}; {tmp_path / 'part.sqlite'} stays without results"]
+    with Gradebook(tmp_path / "book.sqlite") as book:
+        assert book.merge(tmp_path / "part.sqlite") == {"results": 0, "learners": 0, "notes": 0}
+    (tmp_path / "nobody").mkdir()
+    with pytest.raises(UserError, match="holds no submissions"):
+        grade.run(tmp_path / "nobody", tmp_path / "part.sqlite", shard=empty, say=said.append)
+
+
 def test_salts_give_everybody_their_own_cases_the_same_each_time(desk):
     one = next(iter(desk.keys.values()))
     question = one.questions["small.merge"]

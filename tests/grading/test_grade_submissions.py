@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 from grade_course import MERGE, RIGHT, SCALE, TWICE, cell, notebook
@@ -302,3 +304,19 @@ def test_the_library_s_own_answer_is_seen(text, found):
     import nanochat_lib.bpe  # noqa: F401 - only loaded modules are looked at
 
     assert bool(borrowed(text, [], "nanochat_lib.bpe:merge")) is found
+
+
+@pytest.mark.parametrize("graded", ["00", "02"])
+def test_a_whole_folder_of_chapters_beside_the_one_that_is_graded(tmp_path, graded):
+    """Chapters 00 and 02 both define softcap; the other one is saved last, and still does not count."""
+    root = Path(notebooks.__file__).parents[3]
+    (tmp_path / "ada").mkdir()
+    for i, path in enumerate(sorted((root / "chapters").glob("*.ipynb"), key=lambda path: path.name[:2] != graded)):
+        shutil.copy(path, tmp_path / "ada")
+        os.utime(tmp_path / "ada" / path.name, (1_000_000 + 600 * i,) * 2)
+    (found,), remarks = notebooks.papers(collect(tmp_path)[0], keys(root, graded))
+    assert found.path.startswith(f"{graded}_") and found.remarks == [] and remarks == []
+    strange = tmp_path / "ada" / f"{'02_model' if graded == '00' else '00_start'}.ipynb"
+    shutil.copy(tmp_path / "ada" / found.path, strange)  # under another chapter's name, with this one's cells
+    os.utime(strange, (9_000_000, 9_000_000))
+    assert notebooks.papers(collect(tmp_path)[0], keys(root, graded))[0][0].path == strange.name

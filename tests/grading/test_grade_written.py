@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
+import chromium
 import pytest
 from grade_course import RIGHT, STEM, cell, hand_in
 from test_grade_book import result
 
-from nanochat_lib.course.grading import commands, feedback, policy, rubric, written
+from nanochat_lib.course.grading import commands, exports, feedback, policy, rubric, written
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.key import keys
 from nanochat_lib.course.grading.marks import marks
@@ -99,6 +101,14 @@ def ask(url, fields=None, **headers):
         return error.code, error.read().decode()
 
 
+def answered(address, line):
+    """The status of a request of these very bytes."""
+    host = address.removeprefix("http://")
+    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), timeout=10) as sent:
+        sent.sendall(f"{line}\r\nHost: {host}\r\n\r\n".encode("latin1"))
+        return sent.makefile("rb").readline()
+
+
 def test_answers_are_found_and_marked(desk, address, questions):
     assert [(item.learner, item.text[:8]) for item in desk.items] == [("ada", "<script>"), ("bob", "two"), ("cy", "")]
     code, page = ask(f"{address}/{desk.word}/0")
@@ -113,6 +123,91 @@ def test_answers_are_found_and_marked(desk, address, questions):
         assert len(book.notes()) == 4
     assert ada.chapters[STEM].written == 2.5 and ada.chapters[STEM].possible == 6.5 and bob.chapters[STEM].written == 0
     assert "small.why/names the overlap: 2 points (seen again)" in feedback.learner_page(ada)
+    (test,) = [one for one in exports.as_gradescope(ada)["tests"] if one["name"] == "written answers"]
+    assert (test["score"], test["max_score"]) == (2.5, 2.5) and "seen again" in test["output"]
+
+
+def test_a_port_that_cannot_be_had(desk):
+    with written.server(desk) as running:
+        for port in (running.server_port, 99_999):
+            with pytest.raises(UserError, match=f"port {port} cannot be used"):
+                written.server(desk, port)
+
+
+def test_marks_of_two_people_replace_nothing_unseen(desk, address):
+    code, page = ask(f"{address}/{desk.word}/0", {"c0": "1", "c1": "0", "seen": ""})
+    assert code == 200 and "answer 2" in page
+    typed = {"c0": "2", "c1": "0.25", "comment": 'mine & "yours"', "seen": ""}
+    code, page = ask(f"{address}/{desk.word}/0", typed)
+    assert "me marked this answer meanwhile (1, 0)" in page and "answer 1" in page
+    assert 'value="2"' in page and 'value="0.25"' in page and "mine &amp; &quot;yours&quot;" in page  # nothing is lost
+    assert page.index("meanwhile") < page.index("class='answer'")  # where it is seen above a long answer
+    with Gradebook(desk.book) as book:
+        assert [note.points for note in book.notes()] == [1, 0]
+    seen = page.split('name="seen" value="')[1].split('"')[0]
+    assert "answer 2" in ask(f"{address}/{desk.word}/0", typed | {"seen": seen})[1]
+    with Gradebook(desk.book) as book:
+        assert [note.points for note in book.notes()] == [1, 0, 2, 0.25]
+
+
+def test_all_marks_of_an_answer_are_written_or_none(desk, monkeypatch):
+    before, calls = Gradebook.note, []
+
+    def note(self, *words):
+        calls.append(words)
+        if len(calls) == 2:
+            raise OSError("no space left")
+        return before(self, *words)
+
+    monkeypatch.setattr(Gradebook, "note", note)
+    with pytest.raises(OSError, match="no space"):
+        desk.save(0, {"c0": ["1"], "c1": ["0"]})
+    with Gradebook(desk.book) as book:
+        assert len(calls) == 2 and book.notes() == []
+
+
+def test_it_goes_on_with_what_has_no_marks(desk, monkeypatch):
+    assert desk.save(0, {"c0": ["1"], "c1": ["0"]}) == desk.save(2, {"c0": ["1"], "c1": ["0"]}) == ""
+    assert (desk.after(-1), desk.after(0), desk.after(1), desk.after(2)) == (1, 1, 1, 1)
+    said = []
+    monkeypatch.setattr(written.Quiet, "serve_forever", lambda self: None)
+    written.serve(desk, 0, said.append)
+    assert f"/{desk.word}/1 " in said[0] and said[0].startswith("3 answers: http://127.0.0.1:")
+    assert desk.save(1, {"c0": ["1"], "c1": ["0"]}) == ""
+    assert (desk.after(-1), desk.after(0), desk.after(2)) == (0, 1, 0)  # all done: one after the other
+
+
+def test_a_cut_answer_says_so(desk):
+    long = written.Item("ada", desk.items[0].question, "x" * written.LONGEST, 95_000)
+    assert "the first 20,000 of 95,000 characters" in written.Desk([long], desk.book, "me").show(0)
+    assert "characters" not in desk.show(0)
+
+
+def test_a_silent_connection_keeps_nobody_waiting(desk, address):
+    port = int(address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as half:
+        half.sendall(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nc0")
+        assert ask(f"{address}/{desk.word}/0")[0] == 200
+
+
+@pytest.mark.skipif(not chromium.path(), reason="no Chromium here: install it or name it in $CHROMIUM")
+def test_marking_in_a_real_browser(desk, address):
+    with chromium.browser() as page:
+        page.call("Page.navigate", url=f"{address}/{desk.word}/0")
+        page.until("document.querySelector('.answer')?.innerText.startsWith('<script>alert')")
+        for name, value in (("c0", "1.5"), ("c1", "0.5"), ("comment", "<b>good</b>")):
+            page.run(f"document.forms[0].{name}.focus()")
+            page.type(value)
+        page.click("button")
+        page.until("document.body.innerText.includes('1 of 3 marked')")
+        assert page.run("location.pathname") == f"/{desk.word}/1"
+        page.click("a")  # back
+        page.until("document.forms[0]?.comment.value === '<b>good</b>'")
+        assert page.problems() == []
+    with Gradebook(desk.book) as book:
+        assert [(note.learner, note.points, note.reason) for note in book.notes()] == [
+            ("ada", 1.5, "<b>good</b>"), ("ada", 0.5, "<b>good</b>")
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -128,10 +223,20 @@ def test_marks_outside_the_rubric_are_not_written(desk, address, fields):
 
 def test_only_the_page_itself_is_answered(desk, address):
     right = {"c0": "1", "c1": "0"}
-    for path in ("/", "/0", "/wrong/0", f"/{desk.word}", f"/{desk.word}/9", f"/{desk.word}/x", f"/{desk.word}/../0"):
+    for path in (
+        "/",
+        "/0",
+        "/wrong/0",
+        f"/{desk.word}",
+        f"/{desk.word}/9",
+        f"/{desk.word}/x",
+        f"/{desk.word}/../0",
+        f"/{desk.word}/{'9' * 5000}",
+    ):
         assert ask(address + path)[0] == 404 and ask(address + path, right)[0] == 404
     assert ask(f"{address}/{desk.word}/0", Host="evil.example")[0] == 404
     assert ask(f"{address}/{desk.word}/0", right, Origin="http://evil.example")[0] == 404
+    assert answered(address, f"GET /{desk.word}/\xb2 HTTP/1.1") == answered(address, "GET / HTTP/1.1")
     assert ask(f"{address}/{desk.word}/0", {"c0": "1" * 99_999, "c1": "0"})[0] == 404
     with Gradebook(desk.book) as book:
         assert book.notes() == []

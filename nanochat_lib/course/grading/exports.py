@@ -139,6 +139,13 @@ def as_gradescope(mark: LearnerMark) -> dict:
                     "output": f"{entry['status']}; {', '.join(parts)}", "visibility": "visible",
                 }
             )  # fmt: skip
+        if one.written_most:
+            tests.append(
+                {
+                    "name": "written answers", "number": name[:2], "score": one.written, "max_score": one.written_most,
+                    "output": "\n".join(one.comments), "visibility": "visible",
+                }
+            )  # fmt: skip
     isolation = sorted({one.isolation for one in mark.chapters.values() if one.isolation})
     return {
         "score": mark.earned,

@@ -142,13 +142,14 @@ class Gradebook:
             for table, columns in TABLES.items():
                 rows = there.db.execute(f"SELECT * FROM {table}").fetchall()
                 before = self.db.total_changes
-                with self._at_once():
+                with self.at_once():
                     self.db.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({','.join('?' * columns)})", rows)
                 found[table] = self.db.total_changes - before
         return found
 
     @contextmanager
-    def _at_once(self) -> Iterator[None]:
+    def at_once(self) -> Iterator[None]:
+        """All that is written within, or nothing; nobody else writes meanwhile."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             yield

@@ -28,7 +28,7 @@ def bundle(root: Path, target: Path, salt: str = "") -> dict:
     files = [path for path in leaks.bundle(root) if not NEVER.search(path.relative_to(root).as_posix())]
     found = hashlib.sha256()
     for path in files:
-        data = path.read_bytes()
+        data = leaks.given(path, root, files)
         found.update(f"{path.relative_to(root).as_posix()}\n{len(data)}\n".encode() + data)
     about = {"version": __version__, "hash": found.hexdigest()[:16], "files": len(files), "chapters": sorted(chapters)}
     about["salted"] = hashlib.sha256(f"salt\n{salt}".encode()).hexdigest()[:8] if salt else ""
@@ -36,7 +36,7 @@ def bundle(root: Path, target: Path, salt: str = "") -> dict:
         for path in files:
             entry = zipfile.ZipInfo(f"{target.stem}/{path.relative_to(root).as_posix()}")  # dated 1980
             entry.external_attr = (path.stat().st_mode & 0o755) << 16
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(entry, leaks.given(path, root, files), zipfile.ZIP_DEFLATED)
         archive.writestr(zipfile.ZipInfo(f"{target.stem}/{NAME}"), json.dumps(about, indent=1) + "\n")
     try:
         prove(target, root)

@@ -91,7 +91,11 @@ def _percent(text: str) -> list[LearnerCell]:
 
 
 def belongs_to(cells: list[LearnerCell], path: str, keys: list[Key]) -> Key | None:
-    """The chapter that a file is: the one whose exercises it has most of, else the one its name says."""
+    """The chapter that a file is: the one whose exercises it has most of, else the one its name says.
+
+    A file that is called as a chapter which is not graded, and has no cell of one that is, belongs to none of them,
+    though it may define a function of the same name.
+    """
 
     def count(key: Key) -> int:
         ids = {skeleton(id).replace("-", ".").replace("_", ".") for cell in cells for id in cell.ids}
@@ -100,11 +104,12 @@ def belongs_to(cells: list[LearnerCell], path: str, keys: list[Key]) -> Key | No
     def functions(key: Key) -> int:
         return sum(any(_defines(cell, name) for cell in cells) for name in key.wanted.values())
 
-    for measure in (count, functions):
+    name = skeleton(PurePosixPath(path).stem)
+    elsewhere = _another_chapter(path) and not any(key.stem in name for key in keys)
+    for measure in (count,) if elsewhere else (count, functions):
         best = max(keys, key=measure, default=None)
         if best is not None and measure(best):
             return best
-    name = skeleton(PurePosixPath(path).stem)
     return next((key for key in keys if key.stem in name or name.startswith((key.number, key.stem[3:]))), None)
 
 
