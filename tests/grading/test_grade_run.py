@@ -137,7 +137,7 @@ def test_a_batch_goes_on_where_it_stopped(course, desk, tmp_path, monkeypatch):
         grade.run(folder, book, course, jobs=1, say=said.append)
     monkeypatch.setattr(Gradebook, "add", real)
     assert grade.run(folder, book, course, jobs=1, say=said.append) == 0
-    assert "4 learners, 1 papers to grade, 2 unchanged" in said[-3] and "dora: nothing that could be graded" in said[-2]
+    assert "4 learners, 1 paper to grade, 2 unchanged" in said[-3] and "dora: nothing that could be graded" in said[-2]
     with Gradebook(book) as found:
         assert len(found.results()) == 3 and [m.learner for m in marks(found, policy.Policy())] == [
             "ada",

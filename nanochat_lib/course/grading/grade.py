@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -297,7 +297,7 @@ def run(
                 kept += 1
             else:
                 waiting.append(task)
-        counts = f"{len(submissions)} learners, {len(waiting)} papers to grade, {kept} unchanged"
+        counts = f"{_count(submissions, 'learner')}, {_count(waiting, 'paper')} to grade, {kept} unchanged"
         say(f"{counts}; isolation {desk.server.level}")
         for learner in sorted(nothing):
             say(f"{learner}: nothing that could be graded ({book.known()[learner].get('problem', 'no notebook')})")
@@ -318,6 +318,10 @@ def line(result: Result) -> str:
     """One learner's chapter in a line."""
     passed = sum(entry["status"] == PASSED for entry in result.exercises.values())
     return f"{result.learner}  {result.chapter}  {passed} of {len(result.exercises)} exercises pass"
+
+
+def _count(things: Sized, name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _eta(seconds: float) -> str:

@@ -59,7 +59,8 @@ class Result:
 @dataclass(frozen=True)
 class Note:
     """A mark given by hand. kind "adjust": points added to an exercise (item: its id, or "" for the chapter);
-    "written": points for a criterion (item: question/criterion)."""
+    "written": points for a criterion (item: question/criterion); "answer": which answer (reason: its hash) the marks of a
+    question (item) were given for."""
 
     id: str
     kind: str

@@ -105,7 +105,7 @@ def _by_hand(mark: LearnerMark, notes: list[Note]) -> None:
         if note.kind == "adjust":
             one.adjusted += note.points
             one.reasons.append(f"{note.points:+g} {note.item or 'the chapter'}: {note.reason} ({note.who})")
-        else:
+        elif note.kind == "written":
             written[note.chapter, note.item] = note  # the newest counts
     for (chapter, item), note in written.items():
         mark.chapters[chapter].written += note.points

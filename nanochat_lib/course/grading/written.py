@@ -7,6 +7,7 @@ people may mark at a time: who would replace marks that they have not seen is sh
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import sys
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Item:
     question: Question
     text: str
     length: int = 0  # characters of all that was handed in
+    digest: str = ""  # of all of them
 
 
 def items(submissions: list[Submission], questions: list[Question], keys: list[Key]) -> list[Item]:
@@ -53,7 +55,8 @@ def items(submissions: list[Submission], questions: list[Question], keys: list[K
             if question.chapter in theirs:
                 text = answer(theirs[question.chapter], question)
                 text = "" if text == given.get(question.id) else text  # the chapter's own words, left as they were
-                found.append(Item(learner, question, text[:LONGEST], len(text)))
+                digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+                found.append(Item(learner, question, text[:LONGEST], len(text), digest))
     return found
 
 
@@ -65,11 +68,11 @@ class Desk:
         self.word = secrets.token_urlsafe(16)
 
     def marked(self, book: Gradebook | None = None) -> dict[tuple[str, str], Note]:
-        """(learner, question/criterion) -> the newest mark."""
+        """(learner, question/criterion) -> the newest mark; (learner, question) -> which answer that was given for."""
         if book is None:
             with Gradebook(self.book) as opened:
                 return self.marked(opened)
-        return {(note.learner, note.item): note for note in book.notes() if note.kind == "written"}
+        return {(note.learner, note.item): note for note in book.notes() if note.kind in ("written", "answer")}
 
     def save(self, number: int, fields: dict[str, list[str]]) -> str:
         """Writes the marks of one answer, all or none; returns what is wrong with them, or ""."""
@@ -92,6 +95,8 @@ class Desk:
             for name, value in points.items():
                 where = f"{item.question.id}/{name}"
                 book.note("written", item.learner, item.question.chapter, where, value, comment or name, self.who)
+            if item.digest:
+                book.note("answer", item.learner, item.question.chapter, item.question.id, 0.0, item.digest, self.who)
         return ""
 
     def after(self, number: int) -> int:
@@ -118,6 +123,8 @@ class Desk:
             )
         named = notes and notes[0].item == f"{item.question.id}/{notes[0].reason}"  # no comment: the criterion's name
         comment = (typed or {}).get("comment", ["" if named or not notes else notes[0].reason])[0]
+        if self._older(item, marked):
+            wrong = wrong or "this answer has changed since it was marked; the marks below are those of the older one"
         cut = f"the first {LONGEST:,} of {item.length:,} characters" if item.length > LONGEST else ""
         body = (
             f"{FORM}<p class='dim'>{done} of {len(self.items)} marked</p>"
@@ -138,7 +145,12 @@ class Desk:
         return [marked[key] for key in keys if key in marked]
 
     def _done(self, item: Item, marked: dict[tuple[str, str], Note]) -> bool:
-        return len(self._notes(item, marked)) == len(item.question.criteria)
+        return len(self._notes(item, marked)) == len(item.question.criteria) and not self._older(item, marked)
+
+    def _older(self, item: Item, marked: dict[tuple[str, str], Note]) -> bool:
+        """Whether its marks were given for another answer, which the learner has replaced since."""
+        note = marked.get((item.learner, item.question.id))
+        return note is not None and note.reason != item.digest
 
 
 class Quiet(ThreadingHTTPServer):
