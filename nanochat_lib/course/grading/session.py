@@ -10,13 +10,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanochat_lib.course import mishaps
 from nanochat_lib.course.cases import Case
 from nanochat_lib.course.grading import wire
 from nanochat_lib.course.grading.answers import Answers
-from nanochat_lib.course.grading.judge import Judged, Names, fingerprint, judge
+from nanochat_lib.course.grading.judge import Judged, Names, fingerprint, judge, slim
 from nanochat_lib.course.grading.key import Key, Put, Question
 from nanochat_lib.course.grading.pool import Child, Server
 from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, NOT_RUN, PASSED, Row
@@ -29,6 +29,7 @@ GRACE = 2.0  # seconds after which what does not end by itself is ended from out
 JUDGING = 20.0  # seconds for comparing one result: a property's own code on a strange one
 SMALL = 1 << 16
 KEPT = 100_000  # fingerprints of right replies of a chapter, 32 bytes each
+KEPT_WRONG = 4000  # rows of wrong replies of a chapter, about 1 KB each
 
 
 def NONE(name: str) -> None:
@@ -264,14 +265,22 @@ class Session:
             return row
 
     def _judge(self, question: Question, case: Case, put: Put, reply: dict) -> Row:
-        """The verdict on a reply. Most learners give the same right one, and a verdict on it may cost a compilation."""
-        same, known = fingerprint(question, case, self.seed, reply), self.key.passed
-        if same in known:
+        """The verdict on a reply. The same reply has the same verdict, and a verdict may cost a compilation."""
+        parameters = self.answers.found[question.id].parameters
+        same, right, wrong = fingerprint(question, case, self.seed, reply), self.key.passed, self.key.failed
+        if same in right:
             return Row(case.name, case.kind, PASSED)
-        names = Names(question.unit.name, self.answers.found[question.id].parameters)
-        row = judge(question, case, put, reply, names)
-        if same and row.status == PASSED and not self.seed:  # nobody else has a learner's own cases
-            if len(known) >= KEPT:
-                known.clear()
-            known.add(same)
+        if (same, parameters) in wrong:
+            return replace(wrong[same, parameters])
+        row = judge(question, case, put, reply, Names(question.unit.name, parameters))
+        if not same or self.seed:  # budgets are measured each time; nobody else has a learner's own cases
+            return row
+        if len(right) >= KEPT:
+            right.clear()
+        if len(wrong) >= KEPT_WRONG:
+            wrong.clear()
+        if row.status == PASSED:
+            right.add(same)
+        else:
+            wrong[same, parameters] = slim(row)
         return row
