@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,48 @@ def memory_mb(process: int | str = "self") -> float:
         return float("nan")
 
 
+PEAKS = 5  # submissions after the timing in which the children's memory is watched
+
+
+class Peak(threading.Thread):
+    """Watches the processes below another and keeps the most memory that one of them had of its own, in MB.
+
+    A forked child shares what it has not written to with the server; that is not counted again.
+    """
+
+    def __init__(self, process: int, server: int) -> None:
+        super().__init__(daemon=True)
+        self.process, self.server, self.most, self.over = process, server, 0.0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            for one in family(self.process):
+                if one != self.server:
+                    self.most = max(self.most, own_mb(one))
+
+    def __enter__(self) -> Peak:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+
+def own_mb(process: int) -> float:
+    """Memory that no other process shares; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
+    except (OSError, ValueError):
+        return 0.0
+
+
+def server_of(process: int) -> int:
+    """The fork server itself, bubblewrap's own processes may be above it: the largest while there is no child."""
+    return max([process, *family(process)], key=memory_mb)
+
+
 def cpu_seconds(process: int) -> float:
     """Processor time of this process and of those below another, dead ones too; not a number where /proc is missing."""
     used = time.process_time()
@@ -47,6 +90,13 @@ def cpu_seconds(process: int) -> float:
     except (OSError, ValueError):
         return float("nan")
     return used
+
+
+def growth(found: list[tuple[int, float, float, float, float]]) -> str:
+    """From the smallest class to the largest: (submissions, s each, s of processor each, MB of grader, of server)."""
+    (few, clock, used, grader, server), (many, *after) = found[0], found[-1]
+    cost = f"clock ×{after[0] / clock:.2f}, processor ×{after[1] / used:.2f}"
+    return f"from {few} to {many}: {cost}, grader {after[2] - grader:+.0f} MB, server {after[3] - server:+.0f} MB"
 
 
 def papers(one: Key, count: int, folder: Path, seed: int = 0) -> None:
@@ -123,19 +173,25 @@ def main() -> None:
                 papers(one, max(args.learners), folder)
                 every = list(grade.tasks(collect(folder), desk, None))
                 list(grade.graded(every[:1], desk, 1))  # the grader's own right results are made
-                for jobs, count in [(jobs, count) for jobs in args.jobs for count in args.learners]:
-                    began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
-                    done = list(grade.graded(every[:count], desk, jobs))
-                    each = (time.monotonic() - began) / count
-                    used = (cpu_seconds(desk.server.process.pid) - used) / count
-                    if desk.server.level == "namespaces":  # where nobody is told what a child used
-                        used = float("nan")
-                    assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
-                    server = max(map(memory_mb, [desk.server.process.pid, *family(desk.server.process.pid)]))
-                    memory = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
-                    speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
-                    load = f"load {os.getloadavg()[0]:.1f}"
-                    print(f"  {count:>4} submissions, {jobs} at a time: {speed}; {memory}; {load}", flush=True)
+                server = server_of(desk.server.process.pid)
+                for jobs in args.jobs:
+                    found = []
+                    for count in sorted(args.learners):
+                        began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
+                        done = list(grade.graded(every[:count], desk, jobs))
+                        each = (time.monotonic() - began) / count
+                        time.sleep(0.2)  # the last children's ends are counted, too
+                        used = (cpu_seconds(desk.server.process.pid) - used) / count
+                        assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
+                        found.append((count, each, used, memory_mb(), memory_mb(server)))
+                        speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
+                        memory = f"grader {found[-1][3]:.0f} MB, server {found[-1][4]:.0f} MB"
+                        load = f"load {os.getloadavg()[0]:.1f}"
+                        print(f"  {count:>4} submissions, {jobs} at a time: {speed}; {memory}; {load}", flush=True)
+                    print(f"  {growth(found)}", flush=True)
+                with Peak(desk.server.process.pid, server) as peak:  # not while the clock runs
+                    list(grade.graded(every[:PEAKS], desk, 1))
+                print(f"  a child has at most {peak.most:.0f} MB of its own ({PEAKS} submissions)", flush=True)
             if args.nbgrader:
                 theirs = by_nbgrader(root, one, place / f"{one.stem}-nb", args.nbgrader)
                 print(f"  nbgrader: {theirs:.1f} s each, {theirs / each:.0f} times as long", flush=True)

@@ -282,12 +282,12 @@ class Session:
         row = judge(question, case, put, reply, Names(question.unit.name, parameters))
         if not same or self.seed:  # budgets are measured each time; nobody else has a learner's own cases
             return row
-        if len(right) >= KEPT:
-            right.clear()
-        if len(wrong) >= KEPT_WRONG:
-            wrong.clear()
         if row.status == PASSED:
+            if len(right) >= KEPT:
+                right.clear()
             right.add(same)
         else:
+            if len(wrong) >= KEPT_WRONG:
+                wrong.clear()
             wrong[same, parameters] = slim(row)
         return row
