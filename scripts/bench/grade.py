@@ -1,10 +1,12 @@
 """Submissions a second, start-up and memory of grading; beside nbgrader on the same submissions where it is installed.
 
 Run it in the project's folder. A class is made of right answers and of the kept wrong ones, no two papers the same.
+After each chapter it says how cost and memory grow from the smallest class to the largest, and a child's own memory.
 With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as they are with
 the extra nbgrader. Example:
 
     python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --jobs 1 2 --nbgrader 3
+    python scripts/bench/grade.py --chapters 05 --learners 20 200 --cache /tmp/bench
 """
 
 from __future__ import annotations
@@ -154,18 +156,19 @@ def main() -> None:
     parser.add_argument("--chapters", nargs="+", default=["00", "05"], help="plain ones and JAX ones (default: 00 05)")
     parser.add_argument("--learners", nargs="+", type=int, default=[10, 40], help="sizes of the class (default: 10 40)")
     parser.add_argument("--jobs", nargs="+", type=int, default=[os.cpu_count() or 1], help="one after the other")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep compiled programs there for the next run")
     parser.add_argument("--nbgrader", type=int, default=0, metavar="N", help="N of the same by nbgrader, too")
     args = parser.parse_args()
     root = Path(".").resolve()
     with tempfile.TemporaryDirectory(prefix="bench-grade-") as scratch:
         place = Path(scratch)
-        os.environ["COURSE_HOME"] = str(place / "home")
+        os.environ["COURSE_HOME"], cache = str(place / "home"), args.cache or place / "cache"
         for chapter in args.chapters:
             quiet = lambda words: None  # noqa: E731
-            with grade.open_desk(root, place / "cache", chapter, say=quiet):
+            with grade.open_desk(root, cache, chapter, say=quiet):
                 pass  # the first time on a machine: right answers tried, everything compiled
             began = time.monotonic()
-            with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
+            with grade.open_desk(root, cache, chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()
                 took = time.monotonic() - began
                 print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}")
