@@ -181,11 +181,11 @@ def main() -> None:
                     found = []
                     for count in sorted(args.learners):
                         began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
-                        done = list(grade.graded(every[:count], desk, jobs))
+                        failed = [r for _, r in grade.graded(every[:count], desk, jobs) if isinstance(r, Exception)]
                         each = (time.monotonic() - began) / count
                         time.sleep(0.2)  # the last children's ends are counted, too
                         used = (cpu_seconds(desk.server.process.pid) - used) / count
-                        assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
+                        assert not failed, failed[0]
                         found.append((count, each, used, memory_mb(), memory_mb(server)))
                         speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
                         memory = f"grader {found[-1][3]:.0f} MB, server {found[-1][4]:.0f} MB"
