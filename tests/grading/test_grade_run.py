@@ -237,6 +237,7 @@ def test_processor_time_of_children_is_counted_when_they_are_killed(course, tmp_
         pytest.skip(f"{level} does not work here")
     with desk:
         server, busy = desk.server.process.pid, ("while True: pass", "busy", True)
+        time.sleep(1.0)  # the child that was started to try the level has ended
         used, below = processor_time(server), len(family(server))
         child = desk.server.child()
         message = {"do": "load", "word": "try", "id": "", "name": "", "restore": {}, "pieces": [busy]}
