@@ -1,10 +1,12 @@
 """Submissions a second, start-up and memory of grading; beside nbgrader on the same submissions where it is installed.
 
 Run it in the project's folder. A class is made of right answers and of the kept wrong ones, no two papers the same.
+After each chapter it says how cost and memory grow from the smallest class to the largest, and a child's own memory.
 With --nbgrader the same notebooks go through `nbgrader autograde`; its programs must be on the PATH, as they are with
 the extra nbgrader. Example:
 
     python scripts/bench/grade.py --chapters 00 05 --learners 10 100 --jobs 1 2 --nbgrader 3
+    python scripts/bench/grade.py --chapters 05 --learners 20 200 --cache /tmp/bench
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +40,48 @@ def memory_mb(process: int | str = "self") -> float:
         return float("nan")
 
 
+PEAKS = 5  # submissions after the timing in which the children's memory is watched
+
+
+class Peak(threading.Thread):
+    """Watches the processes below another and keeps the most memory that one of them had of its own, in MB.
+
+    A forked child shares what it has not written to with the server; that is not counted again.
+    """
+
+    def __init__(self, process: int, server: int) -> None:
+        super().__init__(daemon=True)
+        self.process, self.server, self.most, self.over = process, server, 0.0, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            for one in family(self.process):
+                if one != self.server:
+                    self.most = max(self.most, own_mb(one))
+
+    def __enter__(self) -> Peak:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join()
+
+
+def own_mb(process: int) -> float:
+    """Memory that no other process shares; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
+    except (OSError, ValueError):
+        return 0.0
+
+
+def server_of(process: int) -> int:
+    """The fork server itself, bubblewrap's own processes may be above it: the largest while there is no child."""
+    return max([process, *family(process)], key=memory_mb)
+
+
 def cpu_seconds(process: int) -> float:
     """Processor time of this process and of those below another, dead ones too; not a number where /proc is missing."""
     used = time.process_time()
@@ -47,6 +92,13 @@ def cpu_seconds(process: int) -> float:
     except (OSError, ValueError):
         return float("nan")
     return used
+
+
+def growth(found: list[tuple[int, float, float, float, float]]) -> str:
+    """From the smallest class to the largest: (submissions, s each, s of processor each, MB of grader, of server)."""
+    (few, clock, used, grader, server), (many, *after) = found[0], found[-1]
+    cost = f"clock ×{after[0] / clock:.2f}, processor ×{after[1] / used:.2f}"
+    return f"from {few} to {many}: {cost}, grader {after[2] - grader:+.0f} MB, server {after[3] - server:+.0f} MB"
 
 
 def papers(one: Key, count: int, folder: Path, seed: int = 0) -> None:
@@ -104,18 +156,19 @@ def main() -> None:
     parser.add_argument("--chapters", nargs="+", default=["00", "05"], help="plain ones and JAX ones (default: 00 05)")
     parser.add_argument("--learners", nargs="+", type=int, default=[10, 40], help="sizes of the class (default: 10 40)")
     parser.add_argument("--jobs", nargs="+", type=int, default=[os.cpu_count() or 1], help="one after the other")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="keep compiled programs there for the next run")
     parser.add_argument("--nbgrader", type=int, default=0, metavar="N", help="N of the same by nbgrader, too")
     args = parser.parse_args()
     root = Path(".").resolve()
     with tempfile.TemporaryDirectory(prefix="bench-grade-") as scratch:
         place = Path(scratch)
-        os.environ["COURSE_HOME"] = str(place / "home")
+        os.environ["COURSE_HOME"], cache = str(place / "home"), args.cache or place / "cache"
         for chapter in args.chapters:
             quiet = lambda words: None  # noqa: E731
-            with grade.open_desk(root, place / "cache", chapter, say=quiet):
+            with grade.open_desk(root, cache, chapter, say=quiet):
                 pass  # the first time on a machine: right answers tried, everything compiled
             began = time.monotonic()
-            with grade.open_desk(root, place / "cache", chapter, say=quiet) as desk:
+            with grade.open_desk(root, cache, chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()
                 took = time.monotonic() - began
                 print(f"{one.stem}: start-up {took:.1f} s, isolation {desk.server.level}")
@@ -123,19 +176,25 @@ def main() -> None:
                 papers(one, max(args.learners), folder)
                 every = list(grade.tasks(collect(folder), desk, None))
                 list(grade.graded(every[:1], desk, 1))  # the grader's own right results are made
-                for jobs, count in [(jobs, count) for jobs in args.jobs for count in args.learners]:
-                    began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
-                    done = list(grade.graded(every[:count], desk, jobs))
-                    each = (time.monotonic() - began) / count
-                    used = (cpu_seconds(desk.server.process.pid) - used) / count
-                    if desk.server.level == "namespaces":  # where nobody is told what a child used
-                        used = float("nan")
-                    assert len(done) == count and not [r for _, r in done if isinstance(r, Exception)]
-                    server = max(map(memory_mb, [desk.server.process.pid, *family(desk.server.process.pid)]))
-                    memory = f"grader {memory_mb():.0f} MB, server {server:.0f} MB"
-                    speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
-                    load = f"load {os.getloadavg()[0]:.1f}"
-                    print(f"  {count:>4} submissions, {jobs} at a time: {speed}; {memory}; {load}", flush=True)
+                server = server_of(desk.server.process.pid)
+                for jobs in args.jobs:
+                    found = []
+                    for count in sorted(args.learners):
+                        began, used = time.monotonic(), cpu_seconds(desk.server.process.pid)
+                        failed = [r for _, r in grade.graded(every[:count], desk, jobs) if isinstance(r, Exception)]
+                        each = (time.monotonic() - began) / count
+                        time.sleep(0.2)  # the last children's ends are counted, too
+                        used = (cpu_seconds(desk.server.process.pid) - used) / count
+                        assert not failed, failed[0]
+                        found.append((count, each, used, memory_mb(), memory_mb(server)))
+                        speed = f"{each:.3f} s each, {1 / each:.1f} a second, {used:.3f} s of processor each"
+                        memory = f"grader {found[-1][3]:.0f} MB, server {found[-1][4]:.0f} MB"
+                        load = f"load {os.getloadavg()[0]:.1f}"
+                        print(f"  {count:>4} submissions, {jobs} at a time: {speed}; {memory}; {load}", flush=True)
+                    print(f"  {growth(found)}", flush=True)
+                with Peak(desk.server.process.pid, server) as peak:  # not while the clock runs
+                    list(grade.graded(every[:PEAKS], desk, 1))
+                print(f"  a child has at most {peak.most:.0f} MB of its own ({PEAKS} submissions)", flush=True)
             if args.nbgrader:
                 theirs = by_nbgrader(root, one, place / f"{one.stem}-nb", args.nbgrader)
                 print(f"  nbgrader: {theirs:.1f} s each, {theirs / each:.0f} times as long", flush=True)

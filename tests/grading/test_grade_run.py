@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nanochat_lib.course.grading.marks import marks
 from nanochat_lib.course.grading.submissions import collect
 from nanochat_lib.course.result import Row
 from nanochat_lib.errors import UserError
+from nanochat_lib.sandbox.processes import family
 
 WRONG = MERGE.replace("i += 2", "i += 1")
 
@@ -238,3 +240,36 @@ def test_the_right_answers_of_every_chapter_get_full_marks(chapter, tmp_path, mo
         (one,) = desk.keys.values()
         for judged in grade._right(one, desk.server, desk.limits[one.stem]):
             assert judged.passed, judged
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_processor_time_of_children_is_counted_when_they_are_killed(course, tmp_path, level):
+    """By the server, whatever a child left behind: a process in a namespace ends without anybody waiting for it."""
+    try:
+        desk = grade.open_desk(course, tmp_path / "cache", say=lambda words: None, only=level)
+    except UserError:
+        pytest.skip(f"{level} does not work here")
+    with desk:
+        server, busy = desk.server.process.pid, ("while True: pass", "busy", True)
+        time.sleep(1.0)  # the child that was started to try the level has ended
+        used, below = processor_time(server), len(family(server))
+        child = desk.server.child()
+        message = {"do": "load", "word": "try", "id": "", "name": "", "restore": {}, "pieces": [busy]}
+        assert child.send({**message, "seconds": 60.0, "wall": 60.0})
+        until = time.monotonic() + 60
+        while processor_time(server) - used < 0.6 and time.monotonic() < until:
+            time.sleep(0.05)
+        child.end()
+        while len(family(server)) > below and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(family(server)) == below  # nobody is left, not even as an entry of what has ended
+        assert processor_time(server) - used >= 0.5
+
+
+def processor_time(process):
+    """Seconds of it, of the processes below it and of those below that have ended and were waited for."""
+    found = 0
+    for one in [process, *family(process)]:
+        with contextlib.suppress(OSError):
+            found += sum(map(int, Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return found / os.sysconf("SC_CLK_TCK")

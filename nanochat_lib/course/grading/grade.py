@@ -7,6 +7,8 @@ says how long each case may take. What is in the gradebook already is not run ag
 from __future__ import annotations
 
 import builtins
+import contextlib
+import ctypes
 import gc
 import hashlib
 import json
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nanochat_lib import __version__
+from nanochat_lib.compile_cache import keep_compiled
 from nanochat_lib.course import rules
 from nanochat_lib.course.grading import confine, key, pool, programs
 from nanochat_lib.course.grading.answers import Answers, gather
@@ -34,7 +37,7 @@ from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, PASSED, Row
 from nanochat_lib.errors import UserError
 
 WORDS = 400  # characters of one remark or description that are kept
-TIDY = 20  # submissions after which the grader lets go of compiled programs
+TIDY = 40  # compiled programs of wrong answers, up to 1 MB each, after which the grader lets go of all
 Say = Callable[[str], None]
 KINDS = {
     "none": "nothing (None) was returned", "type": "another type", "length": "another length", "keys": "other keys",
@@ -74,6 +77,7 @@ def open_desk(
     `cache`: a folder of this machine's for compiled programs and times. `only`: at this level, neither stronger nor
     weaker. UserError when a right answer fails.
     """
+    keep_compiled()  # of suspected causes; children have programs of their own, which they cannot write
     keys = {one.stem: one for one in key.keys(root, chapter)}
     folder = (root / rules.CHECKS).resolve()
     checks = "" if folder == confine.PACKAGE / "course" / "checks" else str(folder)
@@ -204,17 +208,24 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
             seed = key.seed_of(desk.salt, task.paper.learner)
             yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
 
-    for count, (task, found) in enumerate(run_all(sessions(), jobs), 1):
+    floor = programs.alive()
+    for task, found in run_all(sessions(), jobs):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)
-        if count % TIDY == 0:
+        if programs.alive() >= floor + TIDY:
             tidy()
+            floor = programs.alive()
 
 
 def tidy() -> None:
-    """Judging wrong results compiles programs that nobody needs again; over a class they would add up."""
+    """Judging wrong results compiles programs that nobody needs again; over a class they would add up.
+
+    glibc keeps what is freed between other things, a hundred MB of it here, until it is asked.
+    """
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
     gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def result(task: Task, judged: list[Judged], desk: Desk) -> Result:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature
 
 from nanochat_lib.course import checker, mishaps
-from nanochat_lib.course.cases import MISSING, Case
+from nanochat_lib.course.cases import MISSING, Case, Exercise
 from nanochat_lib.course.grading import wire
 from nanochat_lib.course.grading.key import Put, Question
 from nanochat_lib.course.result import PASSED, Row
@@ -71,12 +72,65 @@ def judge(question: Question, case: Case, put: Put, reply: dict, names: Names) -
         seen.changed = changed if changed in known else "(one of them)"
     if error is None and "got" not in reply:
         raise wire.BadFrame("neither a result nor an error")
-    return checker.judged(question.exercise, case, put.args, put.want, seen, names)
+    return checker.judged(*remembering(question.exercise, case, put), put.args, put.want, seen, names)
 
 
-def fingerprint(question: Question, case: Case, seed: int, reply: dict) -> bytes:
-    """The same for replies that must be judged alike: of all that a verdict depends on. b"" for a budget's."""
+def plainly(fn: Callable, *args: object) -> object:
+    return fn(*args)
+
+
+class Known:
+    """A function of a case's arguments alone, called once for all learners: a suspected cause, the right steps."""
+
+    def __init__(self, fn: Callable, kept: dict, name: object) -> None:
+        self.fn, self.kept, self.name = fn, kept, name
+
+    def __call__(self, *args: object) -> object:
+        return self.under(plainly, args)
+
+    def under(self, call: Callable, args: tuple) -> object:
+        """Its result, or the exception that it raised, when `call` calls it."""
+        name = self.name, call
+        if name not in self.kept:
+            try:
+                self.kept[name] = call(self.fn, *args), None
+            except Exception as error:
+                self.kept[name] = None, error.with_traceback(None)
+        value, error = self.kept[name]
+        if error is not None:
+            raise error.with_traceback(None)
+        return value
+
+
+def remembering(exercise: Exercise, case: Case, put: Put) -> tuple[Exercise, Case]:
+    """Both such that what does not depend on the learner's result is computed once for these arguments.
+
+    A suspected cause is a JAX program of its own for each case; a class of wrong answers asks for it again and again.
+    """
+    call = case.call or exercise.call or plainly
+
+    def asked(fn: object, *args: object) -> object:
+        return fn.under(call, args) if isinstance(fn, Known) else call(fn, *args)
+
+    causes = [
+        replace(cause, wrong=Known(cause.wrong, put.known, number)) if cause.wrong else cause
+        for number, cause in enumerate(exercise.causes)
+    ]
+    steps = exercise.steps and Known(exercise.steps, put.known, "steps")
+    return replace(exercise, causes=causes, steps=steps), replace(case, call=asked)
+
+
+def fingerprint(question: Question, case: Case, seed: int, told: bytes) -> bytes:
+    """The same for replies that must be judged alike: of all that a verdict depends on. b"" for a budget's.
+
+    `told`: the child's frame about the case.
+    """
     if case.limits:
         return b""
-    told = {name: value for name, value in reply.items() if name not in ("word", "seconds", "patched")}
-    return hashlib.sha256(wire.encode([question.id, case.name, seed, told])).digest()
+    return hashlib.sha256(wire.encode([question.id, case.name, seed]) + told).digest()
+
+
+def slim(row: Row) -> Row:
+    """A row without the arrays that it was made from: all that is told of it, and fit to be kept."""
+    found = row.difference and replace(row.difference, got=None, want=None)
+    return replace(row, heat=None, difference=found)

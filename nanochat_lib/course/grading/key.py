@@ -19,6 +19,7 @@ from nanochat_lib.course.exercises import Unit
 from nanochat_lib.course.grading import drivers, wire
 from nanochat_lib.course.mutants import Prepared, pick
 from nanochat_lib.course.names import provided
+from nanochat_lib.course.result import Row
 from nanochat_lib.errors import UserError
 
 ENGINE = 1  # raised when grading itself changes what a submission is worth
@@ -55,6 +56,7 @@ class Put:
     want: object
     frame: bytes  # the arguments as the child gets them
     most: int  # bytes that the reply may have
+    known: dict = field(default_factory=dict)  # judge.Known: what suspected causes give for these arguments
 
 
 @dataclass
@@ -70,6 +72,7 @@ class Key:
     right: Prepared
     made: dict[tuple, Put] = field(default_factory=dict)
     passed: set[bytes] = field(default_factory=set)  # fingerprints of replies that were judged right
+    failed: dict[tuple, Row] = field(default_factory=dict)  # wrong replies: (fingerprint, names of parameters) -> row
 
     @property
     def number(self) -> str:

@@ -166,6 +166,7 @@ def environment(scratch: str, compiled: Path | None, checks: str, writes: bool =
         "PYTHONHASHSEED": "0",
         "PYTHONNOUSERSITE": "1",
         "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # small programs run where they are called: no thread has to wake up
         "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # nobody reads them in compiled programs
         "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
         "OMP_NUM_THREADS": "1",

@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import io
 import os
+import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -87,6 +88,15 @@ def machine() -> str:
         processor(),
     ]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def alive() -> int:
+    """How many compiled programs this process holds; 0 where JAX has not started or does not tell."""
+    try:
+        bridge = sys.modules["jax._src.xla_bridge"]
+        return len(bridge.get_backend().live_executables()) if bridge.backends_are_initialized() else 0
+    except (KeyError, AttributeError, RuntimeError):
+        return 0
 
 
 class Shelf:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import glob
 import importlib
+import importlib.machinery
 import os
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -34,15 +37,36 @@ LATE = {
 
 def prepare() -> None:
     """All of it, in the process that children are forked from."""
+    precompiled(importlib.import_module("nanochat_lib.course.checks").__path__)
     if "jax" in sys.modules:
         for name in [late for module, names in LATE.items() if module in sys.modules for late in names]:
             with contextlib.suppress(ImportError):  # what is not here is not needed here
                 importlib.import_module(name)
         one_context()
         plain_copies()
+        plugins()
         if folder := os.environ.pop(programs.READ, ""):
             programs.install(folder, write=bool(os.environ.pop(programs.WRITE, "")))
     gc.freeze()  # nothing of this is garbage, so a child need not look through it
+
+
+def precompiled(folders: Iterable[str]) -> None:
+    """The chapters' checks as code, not yet run: a child imports some, which without compiled files takes 20 ms."""
+    paths = [path for folder in folders for path in sorted(glob.glob(os.path.join(folder, "*.py")))]
+    loader, codes = importlib.machinery.SourceFileLoader, {}
+    for path in paths:
+        with contextlib.suppress(OSError, SyntaxError, ValueError):  # the import itself says what is wrong
+            codes[path] = loader("checks", path).get_code("checks")
+    before = loader.get_code
+    loader.get_code = lambda self, name: codes.get(self.path) or before(self, name)
+
+
+def plugins() -> None:
+    """JAX looks through everything that is installed for plugins when it starts: once for all children."""
+    with contextlib.suppress(Exception):  # then each child does, and says what is wrong
+        from jax._src import xla_bridge
+
+        xla_bridge._discover_and_register_pjrt_plugins()
 
 
 def one_context() -> None:

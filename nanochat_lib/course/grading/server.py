@@ -17,8 +17,10 @@ import socket
 import sys
 
 from nanochat_lib.course.grading import confine, quick
+from nanochat_lib.sandbox import syscalls
 
 MESSAGE = 24  # bytes of one order to the server
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(control: socket.socket, level: str, scratch: str, modules: list[str], more: list[str]) -> None:
@@ -29,6 +31,8 @@ def serve(control: socket.socket, level: str, scratch: str, modules: list[str], 
         importlib.import_module(name)
     quick.prepare()
     _still_forkable()
+    if level != "limits":  # a child's first process is killed with it and cannot wait for it, so that this one does
+        syscalls.prctl(PR_SET_CHILD_SUBREAPER, 1)
     bounds, readable = confine.Bounds(), confine.readable_paths(more)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -40,10 +44,8 @@ def serve(control: socket.socket, level: str, scratch: str, modules: list[str], 
         ready, _, _ = select.select([control, wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
-            while children:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    break
+            while pid_status := _ended():
+                pid, status = pid_status
                 if pid in children:
                     control.sendall(f"{children.pop(pid)} {os.waitstatus_to_exitcode(status)}\n".encode())
         if control in ready:
@@ -64,6 +66,15 @@ def serve(control: socket.socket, level: str, scratch: str, modules: list[str], 
                     _end(pid)
     for pid in children:
         _end(pid)
+
+
+def _ended() -> tuple[int, int] | None:
+    """One process that has ended and how, None when there is none."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
 
 
 def _still_forkable() -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 
 from nanochat_lib.course import mishaps
 from nanochat_lib.course.cases import Case
 from nanochat_lib.course.grading import wire
 from nanochat_lib.course.grading.answers import Answers
-from nanochat_lib.course.grading.judge import Judged, Names, fingerprint, judge
+from nanochat_lib.course.grading.judge import Judged, Names, fingerprint, judge, slim
 from nanochat_lib.course.grading.key import Key, Put, Question
 from nanochat_lib.course.grading.pool import Child, Server
 from nanochat_lib.course.result import FAILED, NOT_ATTEMPTED, NOT_RUN, PASSED, Row
@@ -29,10 +29,8 @@ GRACE = 2.0  # seconds after which what does not end by itself is ended from out
 JUDGING = 20.0  # seconds for comparing one result: a property's own code on a strange one
 SMALL = 1 << 16
 KEPT = 100_000  # fingerprints of right replies of a chapter, 32 bytes each
-
-
-def NONE(name: str) -> None:
-    """No records may come back."""
+WROTE = "the code wrote into the line to the grader"
+KEPT_WRONG = 4000  # rows of wrong replies of a chapter, about 1 KB each
 
 
 class Ended(Exception):
@@ -186,7 +184,7 @@ class Session:
 
     # ---- talking to the child
 
-    def _ask(self, message: dict, seconds: float, most: int, classes: Callable = NONE) -> Wait:
+    def _ask(self, message: dict, seconds: float, most: int) -> Wait:
         """The child's reply. Raises Ended when there is none."""
         child, word = self.child, secrets.token_hex(8)
         if not child.send({**message, "word": word}):
@@ -195,12 +193,12 @@ class Session:
         while True:
             try:
                 frame = child.frame(most + 4096)
-                reply = None if frame is None else wire.decode(frame, classes)
+                reply = None if frame is None else wire.decode(frame)
             except wire.BadFrame as error:
-                raise Ended(f"the code wrote into the line to the grader ({error})") from None
+                raise Ended(f"{WROTE} ({error})") from None
             if reply is not None:
                 if not isinstance(reply, dict) or reply.get("word") != word or child.buffer:
-                    raise Ended("the code wrote into the line to the grader")
+                    raise Ended(WROTE)
                 return reply
             if time.monotonic() > until:
                 raise Ended(
@@ -243,7 +241,7 @@ class Session:
         message |= {"mutates": question.exercise.mutates, "notes": question.exercise.steps is not None}
         row = Row(case.name, case.kind, PASSED)
         try:
-            reply = yield from self._ask(message, WALL * seconds + GRACE, put.most, wire.classes_in(put.want))
+            reply = yield from self._ask(message, WALL * seconds + GRACE, put.most)
         except Ended as end:
             self._end()
             row.fail(cause=str(end))
@@ -258,20 +256,38 @@ class Session:
             return row
         try:
             with mishaps.patience(JUDGING):
-                return self._judge(question, case, put, reply)
+                return self._judge(question, case, put, reply.get("told"))
+        except Ended as end:
+            self._end()
+            row.fail(cause=str(end))
+            return row
         except (Exception, mishaps.TookTooLong) as error:  # a result may be anything at all
             row.fail(cause=f"the result cannot be compared with the right one ({type(error).__name__})")
             return row
 
-    def _judge(self, question: Question, case: Case, put: Put, reply: dict) -> Row:
-        """The verdict on a reply. Most learners give the same right one, and a verdict on it may cost a compilation."""
-        same, known = fingerprint(question, case, self.seed, reply), self.key.passed
-        if same in known:
+    def _judge(self, question: Question, case: Case, put: Put, told: object) -> Row:
+        """The verdict on a reply. The same reply has the same verdict, and a verdict may cost a compilation."""
+        if type(told) is not bytes:
+            raise Ended(WROTE)
+        parameters = self.answers.found[question.id].parameters
+        same, right, wrong = fingerprint(question, case, self.seed, told), self.key.passed, self.key.failed
+        if same in right:
             return Row(case.name, case.kind, PASSED)
-        names = Names(question.unit.name, self.answers.found[question.id].parameters)
-        row = judge(question, case, put, reply, names)
-        if same and row.status == PASSED and not self.seed:  # nobody else has a learner's own cases
-            if len(known) >= KEPT:
-                known.clear()
-            known.add(same)
+        if (same, parameters) in wrong:
+            return replace(wrong[same, parameters])
+        try:
+            reply = wire.decode(told, wire.classes_in(put.want))
+        except wire.BadFrame as error:
+            raise Ended(f"{WROTE} ({error})") from None
+        row = judge(question, case, put, reply, Names(question.unit.name, parameters))
+        if not same or self.seed:  # budgets are measured each time; nobody else has a learner's own cases
+            return row
+        if row.status == PASSED:
+            if len(right) >= KEPT:
+                right.clear()
+            right.add(same)
+        else:
+            if len(wrong) >= KEPT_WRONG:
+                wrong.clear()
+            wrong[same, parameters] = slim(row)
         return row
