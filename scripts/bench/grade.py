@@ -165,8 +165,9 @@ def main() -> None:
         os.environ["COURSE_HOME"], cache = str(place / "home"), args.cache or place / "cache"
         for chapter in args.chapters:
             quiet = lambda words: None  # noqa: E731
-            with grade.open_desk(root, cache, chapter, say=quiet):
-                pass  # the first time on a machine: right answers tried, everything compiled
+            with grade.open_desk(root, cache, chapter, say=quiet) as desk:
+                for stem in desk.keys:  # the first time on a machine: right answers tried, everything compiled
+                    desk.limits_of(stem)
             began = time.monotonic()
             with grade.open_desk(root, cache, chapter, say=quiet) as desk:
                 (one,) = desk.keys.values()

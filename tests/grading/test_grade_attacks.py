@@ -89,7 +89,7 @@ def second(course, desk, tmp_path_factory):
     if desk.server.level != "bubblewrap":
         pytest.skip("the second level is the one that all tests run at")
     with pool.start(desk.server.modules, only="namespaces", checks=str((course / rules.CHECKS).resolve())) as server:
-        yield grade.Desk(desk.keys, server, desk.limits)
+        yield grade.Desk(desk.keys, server, lambda one: desk.limits_of(one.stem))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grade_course
@@ -111,11 +112,32 @@ def test_right_answers_are_tried_once_for_a_machine(desk, tmp_path, monkeypatch)
     served = lambda *args, **more: asked.append(more) or contextlib.nullcontext(desk.server)  # noqa: E731
     monkeypatch.setattr(grade.pool, "Server", served)
     one, said = next(iter(desk.keys.values())), []
-    first = grade._proven(one, desk, tmp_path, None, "", said.append)
-    assert len(said) == 1 and first and grade._proven(one, desk, tmp_path, None, "", said.append) == first
+    first = grade._proven(one, desk.server, tmp_path, None, "", said.append)
+    assert len(said) == 1 and first and grade._proven(one, desk.server, tmp_path, None, "", said.append) == first
     assert len(said) == 1 and asked == [{"writes": True}]
     monkeypatch.setattr(grade.programs, "machine", lambda: "another version of JAX")
-    assert grade._proven(one, desk, tmp_path, None, "", said.append) and len(said) == 2
+    assert grade._proven(one, desk.server, tmp_path, None, "", said.append) and len(said) == 2
+
+
+def test_only_chapters_that_were_handed_in_are_tried(desk, tmp_path):
+    (one,), tried = desk.keys.values(), []
+    keys = {"08_more": replace(one, stem="08_more", questions={}), one.stem: one}
+    more = grade.Desk(keys, desk.server, lambda key: tried.append(key) or {})
+    hand_in(tmp_path, "ada", RIGHT)
+    waiting = list(grade.tasks(collect(tmp_path), more, None))
+    assert tried == [] and [found.learner for _, found in grade.graded(waiting, more, 1)] == ["ada"]
+    assert [key.stem for key in tried] == [one.stem]
+
+
+def test_a_right_answer_that_fails_stops_all_before_anybody_is_graded(desk, tmp_path, monkeypatch):
+    def fails(_key):
+        raise UserError("the right answer to small.twice fails")
+
+    hand_in(tmp_path, "ada", RIGHT)
+    more = grade.Desk(desk.keys, desk.server, fails)
+    waiting = list(grade.tasks(collect(tmp_path), more, None))
+    with pytest.raises(UserError, match="the right answer"):
+        next(grade.graded(waiting, more, 1))
 
 
 def test_a_batch_goes_on_where_it_stopped(course, desk, tmp_path, monkeypatch):
@@ -201,7 +223,7 @@ def test_a_wrong_key_grades_nobody(desk, tmp_path, monkeypatch):
     one = next(iter(desk.keys.values()))
     monkeypatch.setattr(one, "passed", set())
     with pytest.raises(UserError, match="the right answer to small.merge fails .*a defect.*nobody was graded"):
-        grade._proven(one, desk, tmp_path, None, "", lambda words: None)
+        grade._proven(one, desk.server, tmp_path, None, "", lambda words: None)
 
 
 def test_hidden_results_never_reach_the_child(desk, monkeypatch):
@@ -212,7 +234,7 @@ def test_hidden_results_never_reach_the_child(desk, monkeypatch):
     real = pool.Child.send
     monkeypatch.setattr(pool.Child, "send", lambda self, message: sent.append(message) or real(self, message))
     one = next(iter(desk.keys.values()))
-    grade._right(one, desk.server, desk.limits[one.stem])
+    grade._right(one, desk.server, desk.limits_of(one.stem))
     everything = b"".join(map(wire.encode, sent))
     assert grade_course.SECRET.encode() not in everything
     for question in one.questions.values():
@@ -238,7 +260,7 @@ def test_the_right_answers_of_every_chapter_get_full_marks(chapter, tmp_path, mo
     root = Path(grade.__file__).parents[3]
     with grade.open_desk(root, tmp_path / "cache", chapter, say=lambda words: None) as desk:
         (one,) = desk.keys.values()
-        for judged in grade._right(one, desk.server, desk.limits[one.stem]):
+        for judged in grade._right(one, desk.server, desk.limits_of(one.stem)):
             assert judged.passed, judged
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
@@ -294,15 +296,21 @@ def test_names_of_learners():
         ("import nanochat_lib.bpe\ndef merge(t, p, n):\n    return nanochat_lib.bpe.merge(t, p, n)", True),
         ("def merge(t, p, n):\n    from nanochat_lib.bpe import merge as m\n    return m(t, p, n)", True),
         ("from nanochat_lib import bpe\ndef merge(t, p, n):\n    return bpe.count_pairs(t)", False),
+        ("from nanochat_lib.course.token_figures import merge", True),
+        ("from nanochat_lib.course.token_figures import nothing", False),
+        ("from nanochat_lib.not_there import merge", False),
         (MERGE, False),
         ("def merge(t, p, n):\n    return merge(t, p, n)", False),
         ("import os\nmerge = os.path.join", False),
         ("def (", False),
     ],
 )
-def test_the_library_s_own_answer_is_seen(text, found):
-    import nanochat_lib.bpe  # noqa: F401 - only loaded modules are looked at
-
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_library_s_own_answer_is_seen(text, found, loaded, monkeypatch):
+    for name in ("nanochat_lib.bpe", "nanochat_lib.course.token_figures"):
+        importlib.import_module(name)
+        if not loaded:  # as in a grader that has not needed it yet
+            monkeypatch.delitem(sys.modules, name)
     assert bool(borrowed(text, [], "nanochat_lib.bpe:merge")) is found
 
 

@@ -64,6 +64,7 @@ def _attacked(root: Path, cache: Path, require: str, only: str, jobs: int, say: 
         socket.create_server(("127.0.0.1", 0)) as listening,
     ):
         (one,) = desk.keys.values()
+        desk.limits_of(one.stem)  # the right answers first
         say(f"isolation {desk.server.level}; trying the attacks")
         marker = Path(attacks.MARKER)
         marker.unlink(missing_ok=True)
@@ -114,7 +115,7 @@ def _judged(one: Key, id: str, cases: dict[str, str], desk: grade.Desk, jobs: in
     for i, (what, text) in enumerate(cases.items()):
         work += [(f"honest {i}", right)] if i % every == 0 else []
         work.append((what, text))
-    waiting = [(what, Session(desk.server, one, prepared(text), 0, desk.limits[one.stem])) for what, text in work]
+    waiting = [(what, Session(desk.server, one, prepared(text), 0, desk.limits_of(one.stem))) for what, text in work]
     for what, judged in run_all(waiting, jobs):
         if isinstance(judged, Exception):
             yield Finding(what, f"the grader itself failed ({judged})")

@@ -7,15 +7,19 @@ the plain ways (import and call), not every way there is.
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def borrowed(answer: str, texts: Iterable[str], library: str) -> str:
     """The name under which `answer` uses "nanochat_lib.bpe:merge", "" when it does not. `texts` hold its imports."""
-    module, _, path = library.partition(":")
-    right = _object(f"{module}.{path}")
+    wanted = library.replace(":", ".").rpartition(".")[2]
+    right = _object(library.replace(":", "."), wanted)
     try:
         tree = ast.parse(answer)
         names: dict[str, str] = {}
@@ -28,12 +32,12 @@ def borrowed(answer: str, texts: Iterable[str], library: str) -> str:
         dotted = _dotted(node)
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                if _object(f"{node.module}.{alias.name}") is right and right is not None:
+                if _object(f"{node.module}.{alias.name}", wanted) is right and right is not None:
                     return f"{node.module}.{alias.name}"
         if not dotted:
             continue
         first, dot, rest = dotted.partition(".")
-        if first in names and right is not None and _object(names[first] + dot + rest) is right:
+        if first in names and right is not None and _object(names[first] + dot + rest, wanted) is right:
             return names[first] + dot + rest
     return ""
 
@@ -60,13 +64,13 @@ def _dotted(node: ast.AST) -> str:
     )
 
 
-def _object(dotted: str) -> object:
-    """What a dotted name of the library stands for, among modules that are loaded; None for anything else."""
+def _object(dotted: str, wanted: str) -> object:
+    """What a dotted name of the library stands for; None for anything else."""
     parts = dotted.split(".")
     if parts[0] != "nanochat_lib":
         return None
     for i in range(len(parts), 0, -1):
-        module = sys.modules.get(".".join(parts[:i]))
+        module = _module(".".join(parts[:i]), wanted)
         if isinstance(module, types.ModuleType):
             found: object = module
             for part in parts[i:]:
@@ -75,3 +79,13 @@ def _object(dotted: str) -> object:
                 found = vars(found).get(part)
             return found
     return None
+
+
+def _module(name: str, wanted: str) -> types.ModuleType | None:
+    """A module of the library: one that is loaded, or one whose text has the word `wanted`. Others may be large."""
+    with contextlib.suppress(Exception):  # there is no such module, or it needs what is not here
+        if name not in sys.modules and not name.endswith("__main__"):
+            source = Path(importlib.util.find_spec(name).origin).read_text(encoding="utf-8")
+            if re.search(rf"\b{wanted}\b", source):
+                importlib.import_module(name)
+    return sys.modules.get(name)

@@ -39,6 +39,7 @@ from nanochat_lib.errors import UserError
 WORDS = 400  # characters of one remark or description that are kept
 TIDY = 40  # compiled programs of wrong answers, up to 1 MB each, after which the grader lets go of all
 Say = Callable[[str], None]
+Limits = dict[tuple[str, str], float]  # (exercise, case) -> seconds that the right answer took
 KINDS = {
     "none": "nothing (None) was returned", "type": "another type", "length": "another length", "keys": "other keys",
     "shape": "another shape", "dtype": "another dtype", "nan": "not a number (NaN)", "value": "other values",
@@ -47,16 +48,23 @@ KINDS = {
 
 @dataclass
 class Desk:
-    """What a run of grading needs: keys, a server, where things are."""
+    """What a run of grading needs: keys, a server, and what the right answers take."""
 
     keys: dict[str, Key]
     server: pool.Server
-    limits: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)  # chapter -> seconds of right answers
+    prove: Callable[[Key], Limits]
+    limits: dict[str, Limits] = field(default_factory=dict)  # by chapter, of those that were asked for
     salt: str = ""
 
     @property
     def salted(self) -> str:
         return hashlib.sha256(f"salt\n{self.salt}".encode()).hexdigest()[:8] if self.salt else ""
+
+    def limits_of(self, stem: str) -> Limits:
+        """Of a chapter whose right answers get full marks; UserError where they do not."""
+        if stem not in self.limits:
+            self.limits[stem] = self.prove(self.keys[stem])
+        return self.limits[stem]
 
     def close(self) -> None:
         self.server.close()
@@ -72,10 +80,10 @@ def open_desk(
     root: Path, cache: Path, chapter: str = "", require: str = "limits", salt: str = "", say: Say = print,
     only: str = "",
 ) -> Desk:  # fmt: skip
-    """Keys and a server at the strongest level, with every right answer proven to get full marks there.
+    """Keys and a server at the strongest level. A chapter's right answers are tried there before anybody is graded.
 
     `cache`: a folder of this machine's for compiled programs and times. `only`: at this level, neither stronger nor
-    weaker. UserError when a right answer fails.
+    weaker.
     """
     keep_compiled()  # of suspected causes; children have programs of their own, which they cannot write
     keys = {one.stem: one for one in key.keys(root, chapter)}
@@ -86,28 +94,21 @@ def open_desk(
     (compiled / "programs").mkdir(parents=True, exist_ok=True)
     modules = key.modules(list(keys.values()))
     server = pool.start(modules, require, only, compiled=compiled, checks=checks)
-    desk = Desk(keys, server, salt=salt)
-    try:
-        for one in keys.values():
-            desk.limits[one.stem] = _proven(one, desk, cache, compiled, checks, say)
-    except BaseException:
-        desk.close()
-        raise
-    return desk
+    return Desk(keys, server, lambda one: _proven(one, server, cache, compiled, checks, say), salt=salt)
 
 
-def _proven(one: Key, desk: Desk, cache: Path, compiled: Path, checks: str, say: Say) -> dict[tuple[str, str], float]:
-    """Seconds that each case of the right answers took when nothing was compiled yet."""
-    path = cache / f"{one.stem}-{one.bundle}-{desk.server.level}-{programs.machine()[:8]}.json"
+def _proven(one: Key, server: pool.Server, cache: Path, compiled: Path, checks: str, say: Say) -> Limits:
+    """Seconds that each case of the right answers took when nothing was compiled yet. UserError when one fails."""
+    path = cache / f"{one.stem}-{one.bundle}-{server.level}-{programs.machine()[:8]}.json"
     try:
         return {(id, case): seconds for id, case, seconds in json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError):
         pass
     say(f"{one.stem}: trying the right answers first")
-    with pool.Server("limits", desk.server.modules, compiled, checks, writes=True) as writing:
+    with pool.Server("limits", server.modules, compiled, checks, writes=True) as writing:
         found = _right(one, writing)
     seconds = {(judged.id, case): took for judged in found for case, took in judged.seconds.items()}
-    for judged in _right(one, desk.server, seconds):
+    for judged in _right(one, server, seconds):
         if not judged.passed:
             row = next(row for row in judged.rows if row.status != PASSED)
             why = row.cause or row.where or row.status
@@ -206,8 +207,10 @@ def graded(tasks: list[Task], desk: Desk, jobs: int) -> Iterator[tuple[Task, Res
         for task in tasks:
             one = desk.keys[task.paper.stem]
             seed = key.seed_of(desk.salt, task.paper.learner)
-            yield task, Session(desk.server, one, task.answers, seed, desk.limits[one.stem])
+            yield task, Session(desk.server, one, task.answers, seed, desk.limits_of(one.stem))
 
+    for stem in sorted({task.paper.stem for task in tasks}):
+        desk.limits_of(stem)
     floor = programs.alive()
     for task, found in run_all(sessions(), jobs):
         yield task, found if isinstance(found, Exception) else result(task, found, desk)

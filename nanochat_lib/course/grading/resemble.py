@@ -37,7 +37,7 @@ def signatures(desk: Desk, one: Key, cache: Path, jobs: int, say: Callable[[str]
             except UserError:
                 continue
             answers = Answers({**right, id: Answer(text, "mutant", [(text, "mutant")])})
-            waiting.append(((id, mutant.label), Session(desk.server, one, answers, 0, desk.limits[one.stem])))
+            waiting.append(((id, mutant.label), Session(desk.server, one, answers, 0, desk.limits_of(one.stem))))
     found: Signatures = {}
     for (id, label), judged in run_all(waiting, jobs):
         if not isinstance(judged, Exception):
