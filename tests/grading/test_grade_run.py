@@ -12,7 +12,7 @@ import grade_course
 import pytest
 from grade_course import MERGE, RIGHT, SCALE, TWICE, hand_in
 
-from nanochat_lib.course.grading import grade, key, policy, session
+from nanochat_lib.course.grading import grade, key, policy, resemble, session
 from nanochat_lib.course.grading.gradebook import Gradebook
 from nanochat_lib.course.grading.marks import marks
 from nanochat_lib.course.grading.submissions import collect
@@ -262,6 +262,18 @@ def test_the_right_answers_of_every_chapter_get_full_marks(chapter, tmp_path, mo
         (one,) = desk.keys.values()
         for judged in grade._right(one, desk.server, desk.limits_of(one.stem)):
             assert judged.passed, judged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", [f"{number:02}" for number in range(12)])
+def test_every_kept_wrong_answer_of_a_chapter_fails(chapter, tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
+    root = Path(grade.__file__).parents[3]
+    with grade.open_desk(root, tmp_path / "cache", chapter, say=lambda words: None) as desk:
+        (one,) = desk.keys.values()
+        found = resemble.signatures(desk, one, tmp_path, 2, say=lambda words: None)
+    passed = [(id, label) for id, mutants in found.items() for label, rows in mutants.items() if not rows]
+    assert passed == [] and set(found) == set(one.questions)
 
 
 @pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])

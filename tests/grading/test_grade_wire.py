@@ -74,6 +74,17 @@ def test_arrays_come_back_with_shape_and_dtype(dtype):
     assert scalar == array[0, 1] and type(scalar) is type(array.astype(array.dtype.newbyteorder("="))[0, 1])
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (1, 2, 0)], ids=str)
+def test_a_transposed_view_comes_back_as_one(order):
+    """A function may be right for contiguous arrays only."""
+    view = np.arange(24.0).reshape(2, 3, 4).transpose(order)
+    back = wire.decode(wire.encode(view))
+    assert (back == view).all() and back.strides == view.strides
+    for odd in (view[::2], np.broadcast_to(view[0], view.shape), view[:0], np.asfortranarray(view)):
+        back = wire.decode(wire.encode(odd))
+        assert back.shape == odd.shape and (back == odd).all()
+
+
 def test_jax_arrays_keys_and_short_floats_come_back():
     for value in (jnp.ones((2, 3), jnp.bfloat16), jnp.arange(4), jnp.float32(2.5)):
         back = wire.decode(wire.encode(value))
@@ -137,6 +148,10 @@ BAD = {
     "objects": frame({"a": ["numpy", "O", [1], 0, 8]}, bytes(8)),
     "objects in fields": frame({"a": ["numpy", "i4,O", [1], 0, 12]}, bytes(12)),
     "a negative size": frame({"a": ["numpy", "<i8", [-1], 0, 8]}, bytes(8)),
+    "an axis twice": frame({"a": ["numpy", "<i8", [1, 1], 0, 8, [0, 0]]}, bytes(8)),
+    "an axis too many": frame({"a": ["numpy", "<i8", [1], 0, 8, [0, 1]]}, bytes(8)),
+    "axes that are none": frame({"a": ["numpy", "<i8", [1], 0, 8, ["0"]]}, bytes(8)),
+    "axes of axes": frame({"a": ["numpy", "<i8", [1], 0, 8, [0], [0]]}, bytes(8)),
     "forty axes": frame({"a": ["numpy", "<i8", [1] * 40, 0, 8]}, bytes(8)),
     "bytes before the frame": frame({"b": [-8, 8]}, bytes(8)),
     "a size that is no number": frame({"b": [0, True]}),

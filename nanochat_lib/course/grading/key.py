@@ -22,7 +22,7 @@ from nanochat_lib.course.names import provided
 from nanochat_lib.course.result import Row
 from nanochat_lib.errors import UserError
 
-ENGINE = 1  # raised when grading itself changes what a submission is worth
+ENGINE = 2  # raised when grading itself changes what a submission is worth
 GROUPS = ("public", "hidden", "budget")
 ROOM = 1 << 20  # bytes that a result may take beyond sixteen times the right one
 

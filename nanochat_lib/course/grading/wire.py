@@ -115,10 +115,12 @@ class _Writer:
         name = array.dtype.name if array.dtype.name in SHORT_FLOATS else array.dtype.newbyteorder("<").str
         if array.dtype.kind not in KINDS and name not in SHORT_FLOATS:
             return {"o": ["ndarray", f"an array of {array.dtype}"[:80]]}
-        data = np.ascontiguousarray(array)
+        axes = _axes(array)
+        data = np.ascontiguousarray(array.transpose(axes))
         if name not in SHORT_FLOATS:
             data = data.astype(array.dtype.newbyteorder("<"), copy=False)
-        return {"a": [kind, name, list(array.shape), *self.put(data.tobytes())]}
+        order = [] if axes == sorted(axes) else [axes]  # a transposed view arrives as one
+        return {"a": [kind, name, list(array.shape), *self.put(data.tobytes()), *order]}
 
     def jax_array(self, value: object) -> object:
         if any(base.__name__ == "Tracer" for base in type(value).__mro__):
@@ -133,6 +135,12 @@ class _Writer:
         kind = type(value)
         fields = [[name, self.value(item, depth + 1)] for name, item in zip(names, items, strict=False)]
         return {"n": [f"{kind.__module__}:{kind.__qualname__}", fields]}
+
+
+def _axes(array: np.ndarray) -> list[int]:
+    """The axes in the order in which memory is laid out, the slowest first."""
+    every = list(range(array.ndim))
+    return every if array.flags.c_contiguous else sorted(every, key=lambda axis: -abs(array.strides[axis]))
 
 
 def _is_jax(value: object) -> bool:
@@ -230,7 +238,7 @@ class _Reader:
         return self.data[at : at + size]
 
     def _a(self, body: list) -> object:
-        kind, name, shape, at, size = body
+        kind, name, shape, at, size, *order = body
         if name in SHORT_FLOATS:
             import ml_dtypes
 
@@ -245,7 +253,11 @@ class _Reader:
             or math.prod(shape) * dtype.itemsize != size
         ):
             raise BadFrame("an array's shape does not fit its bytes")
-        array = np.frombuffer(self._bytes(at, size), dtype).reshape(shape).copy()
+        (axes,) = order or [list(range(len(shape)))]
+        if sorted(axes) != list(range(len(shape))):
+            raise BadFrame("an array's axes do not fit its shape")
+        array = np.frombuffer(self._bytes(at, size), dtype).reshape([shape[axis] for axis in axes]).copy()
+        array = array.transpose(np.argsort(axes).astype(int).tolist())
         if kind == "scalar":
             return array.reshape(())[()]
         if kind not in ("jax", "key") or not self.on_jax:
