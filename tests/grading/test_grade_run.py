@@ -129,7 +129,7 @@ def test_only_chapters_that_were_handed_in_are_tried(desk, tmp_path):
     assert [key.stem for key in tried] == [one.stem]
 
 
-def test_a_right_answer_that_fails_stops_all_before_anybody_is_graded(desk, tmp_path, monkeypatch):
+def test_a_right_answer_that_fails_stops_all_before_anybody_is_graded(desk, tmp_path):
     def fails(_key):
         raise UserError("the right answer to small.twice fails")
 
@@ -253,25 +253,26 @@ def test_a_submission_takes_well_under_a_second(desk, tmp_path):
     assert time.monotonic() - began < 4 * 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chapter", [f"{number:02}" for number in range(12)])
-def test_the_right_answers_of_every_chapter_get_full_marks(chapter, tmp_path, monkeypatch):
+@pytest.fixture(params=[f"{number:02}" for number in range(12)])
+def chapter_desk(request, tmp_path, monkeypatch):
+    """A desk for one of the course's own chapters."""
     monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
     root = Path(grade.__file__).parents[3]
-    with grade.open_desk(root, tmp_path / "cache", chapter, say=lambda words: None) as desk:
-        (one,) = desk.keys.values()
-        for judged in grade._right(one, desk.server, desk.limits_of(one.stem)):
-            assert judged.passed, judged
+    with grade.open_desk(root, tmp_path / "cache", request.param, say=lambda words: None) as desk:
+        yield desk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chapter", [f"{number:02}" for number in range(12)])
-def test_every_kept_wrong_answer_of_a_chapter_fails(chapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
-    root = Path(grade.__file__).parents[3]
-    with grade.open_desk(root, tmp_path / "cache", chapter, say=lambda words: None) as desk:
-        (one,) = desk.keys.values()
-        found = resemble.signatures(desk, one, tmp_path, 2, say=lambda words: None)
+def test_the_right_answers_of_every_chapter_get_full_marks(chapter_desk):
+    (one,) = chapter_desk.keys.values()
+    for judged in grade._right(one, chapter_desk.server, chapter_desk.limits_of(one.stem)):
+        assert judged.passed, judged
+
+
+@pytest.mark.slow
+def test_every_kept_wrong_answer_of_a_chapter_fails(chapter_desk, tmp_path):
+    (one,) = chapter_desk.keys.values()
+    found = resemble.signatures(chapter_desk, one, tmp_path, 2, say=lambda words: None)
     passed = [(id, label) for id, mutants in found.items() for label, rows in mutants.items() if not rows]
     assert passed == [] and set(found) == set(one.questions)
 
