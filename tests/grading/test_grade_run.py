@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +188,17 @@ def test_shards_take_everybody_once(tmp_path):
     for bad in ("0/3", "4/3", "1", "a/b", "1/0"):
         with pytest.raises(UserError, match="--shard"):
             grade.shard_of(bad)
+
+
+def test_all_that_is_wrong_with_a_hand_in_is_told(desk, tmp_path):
+    (tmp_path / "in" / "eve").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "in" / "eve" / "mine.zip", "w") as archive:
+        archive.writestr("../07_small.ipynb", "{}")
+        archive.writestr("inner.zip", "")
+    with Gradebook(tmp_path / "book.sqlite") as book:
+        assert list(grade.tasks(collect(tmp_path / "in"), desk, book)) == []
+        told = book.known()["eve"]["problem"]
+    assert all(words in told for words in ("leads out of the archive", "archive inside an archive", "no notebook"))
 
 
 def test_a_part_without_learners_is_no_mistake(tmp_path):

@@ -172,8 +172,8 @@ def tasks(submissions: list[Submission], desk: Desk, book: Gradebook | None) -> 
             book.know(submission.learner, "seen", "1")
             for kind, value in submission.ids.items():
                 book.know(submission.learner, kind, value)
-            for remark in remarks if not found else []:
-                book.know(submission.learner, "problem", remark[:WORDS])
+            if remarks and not found:
+                book.know(submission.learner, "problem", "; ".join(remarks)[:WORDS])
         for paper in found:
             one = desk.keys[paper.stem]
             answers = gather(paper.cells, one.wanted, one.known)
